@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.utils import _python_dispatch
@@ -44,6 +45,12 @@ def runs_on_fake_tensors(types: Sequence[type]) -> bool:
     all others, so that our dispatch modes see these operations first. types: as `__torch_dispatch__` receives them.
     """
     return _get_dispatch_mode(_FAKE_TENSOR_MODE) is not None or FakeTensor in types
+
+
+def meta_kernels_of(device_type: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, torch's meta kernels lay results out as that device does. They take a plain meta tensor for CUDA's, whose
+    factors of an SVD have other strides than the CPU's."""
+    return patched(_meta_registrations, device_hint=lambda _: device_type)
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager:
