@@ -113,3 +113,7 @@ def test_integers_that_are_sizes_are_refused(tmp_path, size):
 def test_a_script_that_estimates_its_step_is_told_to_run_as_it_is(tmp_path):
     with pytest.raises(Refusal, match=r"trains nothing: .*estimate_step.* Type python .*script.py"):
         play(tmp_path, "from legroom.foresight import estimate_step\nestimate_step(print, make=list, gpu='l4_24gb')")
+
+
+def test_a_truncated_normal_is_drawn_once_and_decides_nothing(tmp_path):
+    assert play(tmp_path, EVALUATES.format(read="nn.init.trunc_normal_(model[1].weight)"), strict=True).tensor_bytes
