@@ -137,6 +137,13 @@ def test_recurrent_layers_have_the_shapes_of_the_cpu(gpu, kind):
     assert [weight.grad.shape for weight in layer.parameters()] == [weight.shape for weight in layer.parameters()]
 
 
+def test_a_ctc_loss_has_a_backward_pass(gpu):
+    scores = ones(gpu, 20, 2, 5, requires_grad=True)
+    targets = torch.ones(2, 4, dtype=torch.long).to(gpu.device)
+    torch.nn.functional.ctc_loss(scores, targets, (20, 20), (4, 4)).backward()
+    assert scores.grad.shape == scores.shape
+
+
 def test_factors_of_a_matrix_on_the_host_lie_as_the_cpus():
     with FakeDevice(None) as fake:
         with fake.building():
