@@ -31,6 +31,9 @@ schema: Callable[[Any], Any] = attrgetter("_schema")  # argument names, and whic
 # The address of the C++ StorageImpl: equal for every Python object that stands for the same storage.
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
+# With it torch.distributions asks whether parameters and samples are valid.
+is_all_true: Callable[[torch.Tensor], torch.Tensor] = torch._is_all_true  # pyright: ignore[reportPrivateImportUsage]
+
 # The id of the backward pass that runs in this thread, -1 outside one. No public function says this.
 current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 

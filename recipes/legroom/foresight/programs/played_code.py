@@ -137,6 +137,11 @@ class PlayedCode(UserCode):
         return func(torch.ones(tensor.shape, dtype=tensor.dtype, device=CPU))
 
 
+def contains(real: Any, _: Any, space: Any, action: Any) -> bool:
+    """gymnasium's Discrete.contains: an action that nobody computed is one of the space's, and no decision."""
+    return real(space, int(action) if isinstance(action, UnknownInt) else action)
+
+
 class UnknownArray(numpy.ndarray):
     """Ones whose elements are numbers that are not known."""
 
