@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.utils import _python_dispatch
@@ -30,6 +31,9 @@ schema: Callable[[Any], Any] = attrgetter("_schema")  # argument names, and whic
 # The address of the C++ StorageImpl: equal for every Python object that stands for the same storage.
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
+# With it torch.distributions asks whether parameters and samples are valid.
+is_all_true: Callable[[torch.Tensor], torch.Tensor] = torch._is_all_true  # pyright: ignore[reportPrivateImportUsage]
+
 # The id of the backward pass that runs in this thread, -1 outside one. No public function says this.
 current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -44,6 +48,23 @@ def runs_on_fake_tensors(types: Sequence[type]) -> bool:
     all others, so that our dispatch modes see these operations first. types: as `__torch_dispatch__` receives them.
     """
     return _get_dispatch_mode(_FAKE_TENSOR_MODE) is not None or FakeTensor in types
+
+
+def truncated_at_once() -> contextlib.AbstractContextManager[None]:
+    """Inside, `trunc_normal_` draws once. It draws until no value is out of bounds, which asks for values; libraries
+    have the public function by name."""
+
+    def drawn(tensor: torch.Tensor, mean: float, std: float, *_: Any, **__: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return tensor.normal_(mean, std)
+
+    return patched(torch.nn.init, _no_grad_trunc_normal_=drawn)
+
+
+def meta_kernels_of(device_type: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, torch's meta kernels lay results out as that device does. They take a plain meta tensor for CUDA's, whose
+    factors of an SVD have other strides than the CPU's."""
+    return patched(_meta_registrations, device_hint=lambda _: device_type)
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager:

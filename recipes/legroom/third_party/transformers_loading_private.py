@@ -41,7 +41,7 @@ def weights_by_shape(lacking: Callable[[str], None]) -> Iterator[None]:
             saved = getattr(model.config, "dtype", None)
             tied = getattr(model, "all_tied_weights_keys", None) or {}
             state_dict = {
-                name: torch.empty(weight.shape, dtype=_type_of(weight, saved), device="cpu")
+                name: _weight(weight.shape, _type_of(weight, saved))
                 for name, weight in model.state_dict().items()
                 if name not in tied
             }
@@ -64,6 +64,15 @@ def weights_by_shape(lacking: Callable[[str], None]) -> Iterator[None]:
         patched(device_maps, accelerate_max_memory=unbounded),
     ):
         yield
+
+
+def _weight(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """What a file has in place of a weight. A small one has memory, where libraries factorise it and integers are
+    positions."""
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return torch.randn(shape, dtype=dtype, device="cpu")
+    made = torch.empty(shape, dtype=dtype, device="cpu")
+    return made if dtype.is_floating_point else made.zero_()
 
 
 def _type_of(weight: torch.Tensor, saved: Any) -> torch.dtype:

@@ -90,8 +90,11 @@ def test_in_inference_mode_operations_are_the_same(gpu):
         lambda x: torch.nn.functional.binary_cross_entropy(x, x, reduction="sum"),
         lambda x: torch.nn.functional.soft_margin_loss(x, x),
         lambda x: torch.nn.functional.huber_loss(x, x),
+        lambda x: x.clone().transpose_(0, 1),
+        lambda x: x.clone().unsqueeze_(1).squeeze_(1).t_(),
+        lambda x: x[1:].unsqueeze_(0),
     ],
-    ids=range(22),
+    ids=range(25),
 )
 def test_shapes_strides_and_views_are_those_of_the_cpu(gpu, run):
     real, fake = torch.ones(6, 4), ones(gpu, 6, 4)
@@ -122,6 +125,31 @@ def test_a_mean_of_squares_takes_the_loss_of_each_element_twice_for_a_moment():
         torch.nn.functional.mse_loss(x, x)
         torch.nn.functional.mse_loss(x, x, reduction="none")
     assert [each.bytes for each in trace.workspaces] == [x.nbytes]
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_recurrent_layers_have_the_shapes_of_the_cpu(gpu, kind):
+    layer = getattr(torch.nn, kind)(4, 6, num_layers=2, batch_first=True)
+    there = layer(torch.ones(3, 5, 4))[0]
+    here = layer.to(gpu.device)(ones(gpu, 3, 5, 4))[0]
+    here.sum().backward()
+    assert here.shape == there.shape == (3, 5, 6) and here.stride() == there.stride()
+    assert [weight.grad.shape for weight in layer.parameters()] == [weight.shape for weight in layer.parameters()]
+
+
+def test_a_ctc_loss_has_a_backward_pass(gpu):
+    scores = ones(gpu, 20, 2, 5, requires_grad=True)
+    targets = torch.ones(2, 4, dtype=torch.long).to(gpu.device)
+    torch.nn.functional.ctc_loss(scores, targets, (20, 20), (4, 4)).backward()
+    assert scores.grad.shape == scores.shape
+
+
+def test_factors_of_a_matrix_on_the_host_lie_as_the_cpus():
+    with FakeDevice(None) as fake:
+        with fake.building():
+            hollow = torch.empty(6, 4)
+        for here, there in zip(torch.linalg.svd(hollow, False), torch.linalg.svd(torch.ones(6, 4), False), strict=True):
+            assert (here.shape, here.stride()) == (there.shape, there.stride())
 
 
 def test_gradients_and_their_shapes(gpu):

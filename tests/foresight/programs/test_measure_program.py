@@ -55,7 +55,22 @@ def train_on_its_own_answers(watch):
         optimizer.step()
 
 
-@pytest.mark.parametrize("train", [train, train_on_its_own_answers])
+def train_recurrent(watch):
+    """oneDNN's workspace of an LSTM is larger than all else, and a GRU lays its result out anew."""
+    layers = torch.nn.ModuleList([torch.nn.LSTM(160, 160, batch_first=True), torch.nn.GRU(160, 160, batch_first=True)])
+    optimizer = torch.optim.SGD(layers.parameters())
+    rows = torch.randn(40, 12, 160)
+    while True:
+        found = rows
+        for layer in layers:
+            found = layer(found)[0]
+            assert found.shape == rows.shape
+        found.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("train", [train, train_on_its_own_answers, train_recurrent])
 def test_the_bytes_of_a_run_are_those_that_are_predicted(train):
     found = []
     for observe in (measured.observe, played_cpu.observe):
@@ -68,6 +83,16 @@ def test_the_bytes_of_a_run_are_those_that_are_predicted(train):
     assert predicted["tensor_bytes"] == real["peak_tensor_bytes"] > 2 * real["parameters_bytes"] > 0
     for part in ("parameters", "gradients", "optimizer", "activations", "other"):
         assert predicted[f"{part}_bytes"] == real[f"{part}_bytes"], part
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "move", [lambda x: x.cuda(), lambda x: x.to("cuda"), lambda x: x.new_empty(1, device="cuda:0")]
+)
+def test_a_script_that_asks_for_cuda_fails_without_it_as_it_would(move):
+    watch = watch_of(measured.OBSERVED)
+    with watch.watching(), played_cpu.observe({}, watch), pytest.raises((AssertionError, RuntimeError), match="CUDA"):
+        move(torch.empty(320, 320))
 
 
 def test_a_data_loader_reads_in_processes_of_its_own():

@@ -116,3 +116,24 @@ def test_qlora_is_what_the_recipe_predicts(predicted, tmp_path):
     recipe = recipe_of(predicted, "llama_tiny", "adapter=qlora", "batch.per_device=64")
     with own_code_tables():  # which bitsandbytes keeps for the process, on the first device that asks
         equal(play(tmp_path, QLORA.format(**recipe.config["model"])), recipe)
+
+
+def test_a_mesh_starts_the_process_groups_that_it_needs(tmp_path):
+    """torch's own module of meshes has the functions by name, and waited for ranks that are nowhere."""
+    text = """
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "model"))
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False)).cuda()
+    parallelize_module(model, mesh["model"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    while True:
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    found = play(tmp_path, text, ranks=4)
+    assert (found.parts["parameters"], found.parts["optimizer"]) == (64 * 64, 2 * 64 * 64)

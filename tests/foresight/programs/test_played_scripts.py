@@ -375,3 +375,21 @@ def test_the_scripts_own_error_is_shown_as_the_scripts(tmp_path, capsys, monkeyp
     assert command.main(["--gpu", "rtx4090", "script.py"]) == 2
     assert "rtx4090_24gb" in capsys.readouterr().err
     assert not torch.cuda.is_available(), "nothing of the played machine is left in this process"
+
+
+def test_a_small_weight_of_a_checkpoint_can_be_factorised(tmp_path):
+    """Adapters do so as they are made. Memory that nobody has filled may hold anything."""
+    text = """
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+    torch.use_deterministic_algorithms(True)  # fills such memory with NaN
+    GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).save_pretrained("here")
+    model = GPT2LMHeadModel.from_pretrained("here")
+    torch.use_deterministic_algorithms(False)
+    torch.linalg.svd(model.transformer.h[0].attn.c_attn.weight.detach())
+    optimizer = torch.optim.SGD(model.cuda().parameters())
+    while True:
+        model(torch.zeros(1, 8, dtype=torch.long, device="cuda")).logits.mean().backward()
+        optimizer.step()
+    """
+    assert play(tmp_path, text).tensor_bytes

@@ -8,6 +8,8 @@ from played_scripts import play
 
 from legroom import Refusal
 from legroom.foresight.fake_gpu import known_values
+from legroom.foresight.fake_gpu.unknown_numbers import UnknownInt
+from legroom.foresight.programs import played_code
 from legroom.foresight.programs.played_device import PlayedDevice
 
 GENERATES = """
@@ -113,3 +115,33 @@ def test_integers_that_are_sizes_are_refused(tmp_path, size):
 def test_a_script_that_estimates_its_step_is_told_to_run_as_it_is(tmp_path):
     with pytest.raises(Refusal, match=r"trains nothing: .*estimate_step.* Type python .*script.py"):
         play(tmp_path, "from legroom.foresight import estimate_step\nestimate_step(print, make=list, gpu='l4_24gb')")
+
+
+def test_a_truncated_normal_is_drawn_once_and_decides_nothing(tmp_path):
+    assert play(tmp_path, EVALUATES.format(read="nn.init.trunc_normal_(model[1].weight)"), strict=True).tensor_bytes
+
+
+def test_distributions_take_parameters_and_samples_for_valid(tmp_path):
+    text = """
+    import torch
+    from torch.distributions import Beta, Categorical, Normal
+    policy = torch.nn.Linear(4, 3).cuda()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    while True:
+        found = policy(torch.ones(2, 4, device="cuda"))
+        print(f"{found}, {found[0, 0]:.2f}")
+        chosen, spread = Categorical(logits=found), Normal(found, found.exp())
+        gain = chosen.log_prob(chosen.sample()).sum() + spread.log_prob(spread.sample()).sum()
+        (gain + Beta(found.exp(), found.exp()).rsample().sum()).backward()
+        optimizer.step()
+    """
+    assert play(tmp_path, text, strict=True).tensor_bytes
+
+
+def test_an_action_that_nobody_computed_is_one_of_the_space():
+    def real(space, action):
+        return type(action) is int and 0 <= action < space
+
+    assert played_code.contains(real, None, 2, UnknownInt(1, lambda: False)) and not played_code.contains(
+        real, None, 2, 3
+    )

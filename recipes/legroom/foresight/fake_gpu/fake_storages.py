@@ -38,6 +38,11 @@ def view(
     return _as_strided(CPU_KEYS, tensor, size, stride, storage_offset)
 
 
+def lay_out(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int) -> torch.Tensor:
+    """A fake tensor itself, with other sizes on the same storage."""
+    return _set_storage(CPU_KEYS, tensor, tensor.untyped_storage(), storage_offset, size, stride)
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no memory: it is on the fake GPU, or on the CPU with a fake storage."""
     if not tensor.is_cpu:

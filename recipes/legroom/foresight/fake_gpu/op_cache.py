@@ -13,12 +13,12 @@ import torch
 
 from legroom.errors import UnknownOperation
 from legroom.foresight.fake_gpu import fake_storages
-from legroom.third_party import torch_distributed_private
+from legroom.third_party import torch_distributed_private, torch_private
 from legroom.third_party.torch_private import op_name, schema, storage_key
 
 aten = torch.ops.aten
 # A description of a result is a tuple that begins with one of these, or with a list or tuple type before descriptions.
-NEW_TENSOR, ARGUMENT, VIEW, CONSTANT = range(4)
+NEW_TENSOR, ARGUMENT, VIEW, CONSTANT, LAID_OUT_ANEW = range(5)
 # Descriptions of operations without an inferred result: a number is read from the device; ranks exchange tensors.
 READ, COLLECTIVE = ("read",), ("collective",)
 # Losses whose mean or sum has the memory of the loss of each element: aten/src/ATen/native/Loss.cpp and cuda/Loss.cu.
@@ -79,6 +79,7 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     grouped = name == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
     if grouped:
         metas |= {id(t): metas[id(t)].to(torch.bfloat16) for t in tensors if t.is_floating_point()}
+    layouts = {id(meta): _layout(meta) for meta in metas.values()}
     on_meta = functools.partial(replace_tensors, replacements=metas)
     meta_kwargs = {
         name: torch.device("meta") if name == "device" and value is not None else on_meta(value)
@@ -86,8 +87,10 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     }
     if device_is_meta and "device" in [argument.name for argument in schema(func).arguments]:
         meta_kwargs["device"] = torch.device("meta")
+    on_host = bool(tensors) and all(tensor.is_cpu for tensor in tensors)
     try:
-        result = run_on_meta(func, [on_meta(value) for value in args], meta_kwargs)
+        with torch_private.meta_kernels_of("cpu" if on_host else "cuda"):
+            result = run_on_meta(WITHOUT_META.get(func, func), [on_meta(value) for value in args], meta_kwargs)
     except RuntimeError as error:  # NotImplementedError, of an operation without a meta kernel, is one, too
         raise UnknownOperation(f"the fake device cannot infer {func}: {str(error).splitlines()[0]}") from error
     if grouped:
@@ -95,9 +98,42 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     if name in UNREDUCED_MEMORY and not result.dim():
         unreduced = result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
         result = unreduced.as_strided((), ()) if unreduced.numel() else result
+    if name == "mkldnn_rnn_layer":  # oneDNN alone knows how large its workspace is, the last of the results
+        real = {id(tensor): torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in tensors}
+        *others, workspace = result
+        workspace = workspace.new_empty(func(*[replace_tensors(value, real) for value in args])[-1].shape)
+        result = (*others, workspace)
     argument_of = {id(metas[id(tensor)]): index for index, tensor in enumerate(tensors)}
     storage_of = {storage_key(metas[id(tensor)].untyped_storage()): index for index, tensor in enumerate(tensors)}
+    if isinstance(result, torch.Tensor) and layouts.get(id(result), _layout(result)) != _layout(result):
+        return LAID_OUT_ANEW, argument_of[id(result)], *_layout(result)  # transpose_ and its like
     return _describe(result, argument_of, storage_of)
+
+
+def _layout(tensor: torch.Tensor) -> tuple:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _gru_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: Any) -> tuple:
+    """aten/src/ATen/native/cuda/RNN.cu: the new state, and the gates that the backward pass needs."""
+    return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty(hx.shape[0], hx.shape[1] * 5)
+
+
+def _gru_cell_backward(grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple:
+    gates = workspace.shape[1] // 5 * 3
+    made = [workspace.new_empty(workspace.shape[0], gates) for _ in range(2)]
+    biases = [workspace.new_empty(gates) if has_bias else None for _ in range(2)]
+    return *made, torch.empty_like(grad, memory_format=torch.contiguous_format), *biases
+
+
+# Operations of CUDA that torch gives no meta kernel: what takes their place.
+WITHOUT_META = {
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    aten._ctc_loss_backward.default: lambda _, scores, *__: torch.empty_like(scores),
+    aten._sample_dirichlet.default: lambda parameters, *_: torch.empty_like(parameters),
+    aten._dirichlet_grad.default: lambda sample, *_: torch.empty_like(sample),
+}
 
 
 def run_on_meta(func: Any, args: list, kwargs: dict[str, Any]) -> Any:
@@ -151,6 +187,8 @@ def build_result(description: tuple, tensors: list[torch.Tensor], device: torch.
         return tensors[values[0]]
     if kind is VIEW:
         return fake_storages.view(tensors[values[0]], *values[1:])
+    if kind is LAID_OUT_ANEW:
+        return fake_storages.lay_out(tensors[values[0]], *values[1:])
     if kind is CONSTANT:
         return values[0]
     return kind(build_result(part, tensors, device) for part in values)

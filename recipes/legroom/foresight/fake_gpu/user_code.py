@@ -36,11 +36,15 @@ _NUMBERS = {
     torch.Tensor.__index__: int,
 }
 _ARRAYS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
-_FINITE = {torch.isnan: False, torch.isinf: False, torch.isfinite: True} | {
-    torch.Tensor.isnan: False,
-    torch.Tensor.isinf: False,
-    torch.Tensor.isfinite: True,
-}
+_ASSUMED = (
+    {torch_private.is_all_true: True}
+    | {torch.isnan: False, torch.isinf: False, torch.isfinite: True}
+    | {
+        torch.Tensor.isnan: False,
+        torch.Tensor.isinf: False,
+        torch.Tensor.isfinite: True,
+    }
+)
 
 
 def _refuse_decision(where: str) -> NoReturn:
@@ -99,9 +103,9 @@ class UserCode(TorchFunctionMode):
         if isinstance(first, torch.Tensor) and known_values.is_uncertain(first):
             if func in _NUMBERS or func in _ARRAYS or func is torch.Tensor.__bool__:
                 return self._read(func, args, kwargs)
-            if func is torch.Tensor.__repr__:
+            if func is torch.Tensor.__repr__ or func is torch.Tensor.__format__ and first.dim():
                 return f"tensor(not computed, size={tuple(first.shape)}, dtype={first.dtype})"
-            if func in _FINITE:
+            if func in _ASSUMED:
                 return self._assumed_finite(func, args, kwargs)
         if func == torch_private.set_data and not torch_private.have_one_type(*args):
             return torch_private.swap_data(args[0], args[1])
@@ -148,11 +152,11 @@ class UserCode(TorchFunctionMode):
         return UnknownFloat(1, decide) if func is torch.Tensor.item else _NUMBERS[func](1)
 
     def _assumed_finite(self, func: Callable, args: Any, kwargs: Any) -> Any:
-        """isnan and its like: no number is infinite, as far as anybody knows."""
+        """isnan and its like: no number is infinite, as far as anybody knows, and a distribution's are valid."""
         result = func(*args, **kwargs)
-        if result.numel() <= known_values.MAX_ELEMENTS:
+        if result.numel() <= known_values.MAX_ELEMENTS and known_values.value_of(result) is None:
             with self.fake.observed_by(None):  # the program has no such tensor
-                result.known_value = torch.full(result.shape, _FINITE[func])
+                result.known_value = torch.full(result.shape, _ASSUMED[func])
         return result
 
 

@@ -18,6 +18,7 @@ from legroom.foresight.programs import written_files
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 NOTHING, INSTEAD = _TABLE["nothing"], _TABLE["instead"]
+DOWNLOADED = ("hub", "xet", "modules", "assets")  # folders of HF_HOME and TORCH_HOME
 
 
 def set_environment(folder: Path, offline: bool) -> None:
@@ -38,8 +39,12 @@ def held_back(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
         if name in sys.modules:
             finder.change(sys.modules[name])
     sys.meta_path.insert(0, finder)
+    named = [Path(os.environ.get(name) or Path.home() / place) for name, place in _TABLE["downloads"].items()]
+    here = Path.cwd().resolve()
     places = tuple(
-        os.path.realpath(os.environ.get(name) or Path.home() / place) for name, place in _TABLE["downloads"].items()
+        os.path.realpath(part)
+        for place in named  # HF_HOME=/workspace holds the script's own files as well
+        for part in ([place / each for each in DOWNLOADED] if here.is_relative_to(place.resolve()) else [place])
     )
     try:
         with written_files.held(folder.resolve(), places, note):

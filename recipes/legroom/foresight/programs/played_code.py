@@ -62,6 +62,7 @@ class PlayedCode(UserCode):
     def __init__(self, fake: FakeDevice, decisions: Decisions):
         super().__init__(fake)
         self.decisions = decisions
+        self.lacks_gpu = fake.capability is None and not torch.cuda.is_available()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,6 +75,8 @@ class PlayedCode(UserCode):
         if func is torch.device:
             named = args and isinstance(args[0], int) and not isinstance(args[0], bool)
             return torch.device("cuda", args[0]) if named else func(*args, **kwargs)
+        if func is torch.Tensor.cuda and self.lacks_gpu:
+            return func(*args, **kwargs)
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (first, torch.device("cuda", args[1]), *args[2:])
         if func is torch.Tensor.share_memory_:  # on a GPU it is shared, and a host's without memory has none to share
@@ -96,6 +99,9 @@ class PlayedCode(UserCode):
                 f"{here()}: a size or a position is a number that only a run computes ({name}). Pad to a fixed size."
             )
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _device(self, value: Any) -> Any:
+        return value if self.lacks_gpu else super()._device(value)  # torch says that there is none
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -129,6 +135,11 @@ class PlayedCode(UserCode):
             one = UnknownInt(1, self.decisions.no)
             return _nested(tensor.shape, one) if func is torch.Tensor.tolist else UnknownArray.of(tensor, one)
         return func(torch.ones(tensor.shape, dtype=tensor.dtype, device=CPU))
+
+
+def contains(real: Any, _: Any, space: Any, action: Any) -> bool:
+    """gymnasium's Discrete.contains: an action that nobody computed is one of the space's, and no decision."""
+    return real(space, int(action) if isinstance(action, UnknownInt) else action)
 
 
 class UnknownArray(numpy.ndarray):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d, fsdp
+from torch.distributed import device_mesh, distributed_c10d, fsdp
 
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu.device import FakeDevice
@@ -29,9 +29,9 @@ def rank_0_of(ranks: int, fake: FakeDevice) -> Iterator[None]:
         store = torch_distributed_private.fake_process_group_store()
         start(backend, store=store, rank=0, world_size=ranks)
 
-    def grouped(members: Any = None, timeout: Any = None, _: Any = None, *args: Any, **settings: Any) -> Any:
+    def grouped(ranks: Any = None, timeout: Any = None, *_: Any, **settings: Any) -> Any:
         settings |= {name: None for name in ("backend", "pg_options", "device_id") if name in settings}
-        return group(members, timeout, None, *args, **settings)
+        return group(ranks, timeout, **settings)
 
     def gathered(objects: list, own: Any, *_: Any, **__: Any) -> None:
         objects[:] = [own] * len(objects)
@@ -52,6 +52,7 @@ def rank_0_of(ranks: int, fake: FakeDevice) -> Iterator[None]:
     with (
         patched(dist, is_nccl_available=lambda: True, **names),
         patched(distributed_c10d, is_nccl_available=lambda: True, **names),
+        patched(device_mesh, init_process_group=started, new_group=grouped),  # imported there by name
         torch_distributed_private.replaced_ddp(FakeDDP),
         patched(fsdp.FullyShardedDataParallel, __init__=_refuse_fsdp1),
     ):

@@ -53,6 +53,7 @@ class ProgramTrace:
                 self.fake,
                 starts,
                 weights.by_shape(noted),
+                torch_private.truncated_at_once(),
                 generated.to_the_end(decisions),
                 compiled,
             ):
