@@ -39,6 +39,8 @@ def main(argv: list[str]) -> int:
     try:
         return _checked(asked, argv[: len(argv) - len(asked.program)])
     except (Refusal, OSError) as error:
+        if isinstance(error, check.NotFollowed):
+            print(tail_of(error.outcome.output), end="", file=sys.stderr)
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
 

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         if not asked.no_prediction:
             done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, offline=asked.offline))
     except Refusal as error:
-        if isinstance(error, measure.NotMeasured):
+        if isinstance(error, check.NotFollowed):
             print(tail_of(error.outcome.output), end="", file=sys.stderr)
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED

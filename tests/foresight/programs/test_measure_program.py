@@ -9,6 +9,7 @@ import torch
 from played_scripts import Enough, watch_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from legroom.cli import check as check_command
 from legroom.cli import measure as measure_command
 from legroom.errors import Refusal
 from legroom.foresight.programs import measured, played_cpu, process
@@ -148,12 +149,19 @@ def test_another_record_is_refused(tmp_path, text):
         shared_records.read(tmp_path / "other.json")
 
 
-def test_too_few_steps_are_no_measurement(script, capsys, monkeypatch):
-    ended = process.Outcome(process.ENDED, {"steps": 1}, exit_code=0, steps=1, output="the end of its output")
+@pytest.mark.parametrize(
+    "code, why", [(0, "must train with a torch.optim"), (2, "by itself, with exit code 2, after 1")]
+)
+@pytest.mark.parametrize(
+    "command, typed",
+    [(measure_command, []), (check_command, ["--device", "cpu"]), (check_command, ["--gpu", "t4_16gb"])],
+)
+def test_too_few_steps_are_said_with_the_end_of_the_output(script, capsys, monkeypatch, command, typed, code, why):
+    ended = process.Outcome(process.ENDED, {"steps": 1}, exit_code=code, steps=1, output="the end of its output")
     monkeypatch.setattr(process, "run", lambda *_: ended)
-    assert measure_command.main(["train.py", "1"]) == 2
+    assert command.main([*typed, "train.py", "1"]) == 2
     said = capsys.readouterr().err
-    assert "after 1 optimizer steps" in said and "the end of its output" in said
+    assert "after 1 optimizer steps" in said and "the end of its output" in said and why in said
 
 
 def test_a_command_line_that_names_nothing_to_measure_is_refused(script):

@@ -161,7 +161,7 @@ CHECKPOINTS = {
     "checkpoint: parameter names that are lists": _values(
         lambda v: v["optimizer"]["groups"][0].update(parameters=[[]])
     ),
-    "checkpoint: a scheduler that replaces a method": _values(lambda v: v["scheduler"].update(lr_lambdas=3)),
+    "checkpoint: a scheduler whose step is a list": _values(lambda v: v["scheduler"].update(last_epoch=[1])),
     "checkpoint: a random state that points outside": _values(lambda v: v["random"]["numpy"].__setitem__(2, 10**6)),
 }
 

@@ -123,14 +123,22 @@ def on_cpu(
 ) -> tuple[dict[str, Any], process.Outcome]:
     """What the second step of a script keeps alive on a CPU: `tensor_bytes`, the bytes of the parts, and `notes`.
 
-    Returns it with how the script's process ended. Raises Refusal where there is none.
+    Returns it with how the script's process ended. Raises NotFollowed where there is none.
     """
     limits = process.Limits(seconds=settings.seconds)
     asked = process.Asked(program, ON_CPU, {"strict": settings.strict}, STEPS, limits, settings.offline)
     outcome = process.run(asked, on_message)
     if not (outcome.found or {}).get("tensor_bytes"):
-        raise Refusal(why_not(program, outcome))
+        raise NotFollowed(outcome, why_not(program, outcome))
     return outcome.found or {}, outcome
+
+
+class NotFollowed(Refusal):
+    """A script that took fewer steps than are needed. outcome: how its run ended."""
+
+    def __init__(self, outcome: process.Outcome, why: str):
+        super().__init__(why)
+        self.outcome = outcome
 
 
 def _estimate(fields: dict[str, Any]) -> StepEstimate:
@@ -146,10 +154,9 @@ def why_not(program: Program, outcome: process.Outcome) -> str:
     if outcome.status == process.FAILED:
         return f"the script fails: {where}{outcome.error}"
     if outcome.status == process.ENDED:
-        code = f" with exit code {outcome.exit_code}" if outcome.exit_code else ""
-        return (
-            f"the script ended{code} after {outcome.steps} optimizer steps, and {STEPS} are needed: "
-            f"{Path(program.target).name} must train with a torch.optim.Optimizer."
-        )
+        ended = f"the script ended{{}} after {outcome.steps} optimizer steps, and {STEPS} are needed"
+        if outcome.exit_code:  # it has said why: a wrong argument, mostly
+            return f"{ended.format(f' by itself, with exit code {outcome.exit_code},')}."
+        return f"{ended.format('')}: {Path(program.target).name} must train with a torch.optim.Optimizer."
     reached = f" It was at {outcome.reached or outcome.line}." if outcome.reached or outcome.line else ""
     return f"{outcome.error or outcome.status}{reached}"

@@ -86,12 +86,12 @@ def measure(
 ) -> Measurement:
     """Run a script for some optimizer steps under the observers of a prediction.
 
-    Raises NotMeasured, a Refusal, where it failed, was ended, or took fewer than two steps.
+    Raises NotFollowed, a Refusal, where it failed, was ended, or took fewer than two steps.
     """
     outcome = process.run(process.Asked(program, OBSERVER, {}, steps, limits, offline), on_message)
     found = outcome.found or {}
     if not found.get("peak_tensor_bytes"):
-        raise NotMeasured(outcome, check.why_not(program, outcome))
+        raise check.NotFollowed(outcome, check.why_not(program, outcome))
     return Measurement(outcome, found)
 
 
@@ -107,14 +107,6 @@ def predicted(program: Program, found: dict[str, Any], settings: check.Settings)
     estimate = run.estimates["auto"]
     own: dict[str, float | None] = {f"{part}_bytes": value for part, value in estimate.parts.items()}
     return {name: own.get(name, getattr(estimate, name, None)) for name in COMPARED}
-
-
-class NotMeasured(Refusal):
-    """A script of which nothing was measured. outcome: how its run ended."""
-
-    def __init__(self, outcome: process.Outcome, why: str):
-        super().__init__(why)
-        self.outcome = outcome
 
 
 def write_shared(measurement: Measurement, path: Path) -> None:
