@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from importlib import metadata
 
 import pytest
@@ -25,9 +26,17 @@ def test_a_package_that_is_too_old_is_refused_by_every_command(monkeypatch, caps
         return installed
 
     monkeypatch.setattr(metadata, "version", known)
+    if installed is None:
+        found = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else found(name))
     assert commands.run(command[0], command[1:]) == 2
     refused = capsys.readouterr().err
     assert said in refused and "pip install 'transformers>=5" in refused and refused.count("refused: ") == 1
+
+
+def test_a_build_without_a_version_is_taken_as_it_is(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda _: "0+unknown")
+    assert requirements.missing() == []
 
 
 def test_what_the_tests_run_with_is_recent_enough():

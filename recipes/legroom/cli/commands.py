@@ -64,7 +64,8 @@ def run(name: str, arguments: list[str]) -> int:
 
     def main(arguments: list[str]) -> int:
         if name != "doctor":  # it also runs where the packages that rules import are missing
-            wrong = requirements.missing() if not {"-h", "--help", "--version"} & {*arguments} else []
+            ours = arguments if name in ("train", "estimate") else arguments[:1]  # others may be a script's
+            wrong = requirements.missing() if not {"-h", "--help", "--version"} & {*ours} else []
             if wrong:
                 raise Refusal("\n".join(wrong))
             levers.load_rules()

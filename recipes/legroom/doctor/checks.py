@@ -112,7 +112,7 @@ def packages(pyproject: Path | None = requirements.PYPROJECT) -> tuple[str, list
     """The lowest Python, and each package that the project needs or can use. pyproject: as for `listed`."""
     lowest_python, needed = requirements.listed(pyproject)
     found: dict[str, Package] = {}
-    for extra, name, bound in needed:
+    for extra, name, bound, _ in needed:
         found.setdefault(name, Package(name, host.version(name), bound, extra))
     for name in ALSO:
         found.setdefault(name, Package(name, host.version(name), None, ""))

@@ -1,5 +1,6 @@
 """The packages that the project needs, with their lower bounds. Imports the standard library alone."""
 
+import importlib.util
 import re
 import tomllib
 from importlib import metadata
@@ -12,8 +13,9 @@ RUN_ON = ("torch", "transformers", "accelerate", "datasets")  # another package'
 PYPROJECT = CHECKOUT and CHECKOUT / "pyproject.toml"
 
 
-def listed(pyproject: Path | None = PYPROJECT) -> tuple[str, list[tuple[str | None, str, str | None]]]:
-    """(the lowest Python, (the extra or None, the package's name, its lower bound or None) of each requirement).
+def listed(pyproject: Path | None = PYPROJECT) -> tuple[str, list[tuple[str | None, str, str | None, str]]]:
+    """(the lowest Python, (the extra or None, the package's name, its lower bound or None, the whole of it) of each
+    requirement).
 
     pyproject: None where legroom was installed, whose metadata say the same.
     """
@@ -24,7 +26,7 @@ def listed(pyproject: Path | None = PYPROJECT) -> tuple[str, list[tuple[str | No
         assert requirement, line
         name, bound = requirement.groups()
         if name != NAME and extra != "dev":  # an extra lists other extras
-            found.append((extra, name, bound))
+            found.append((extra, name, bound, line.partition(";")[0].strip()))
     return lowest.removeprefix(">="), found
 
 
@@ -51,23 +53,24 @@ def is_below(version: str | None, bound: str | None) -> bool:
             numbers.pop()
         return numbers
 
-    return version is not None and bound is not None and release(version) < release(bound)
+    # "unknown", as of a build from sources, is no version.
+    return version is not None and bound is not None and [] != release(version) < release(bound)
 
 
 def missing() -> list[str]:
     """What does not let anything run, a line each: of RUN_ON those that are not there, or too old."""
     lines = []
-    for extra, name, bound in listed()[1]:
+    for extra, name, bound, wanted in listed()[1]:
         if extra is not None or name not in RUN_ON:
             continue
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            version = "0"
-        if is_below(version, bound):
-            has = "is not installed" if version == "0" else f"{version} is installed"
+            version = None
+        if is_below(version, bound) or version is None and importlib.util.find_spec(name) is None:
+            has = "is not installed" if version is None else f"{version} is installed"
             lines.append(
-                f"{name} {has}, and Legroom needs {bound} or newer: pip install '{name}>={bound}'. Where another "
-                "package needs it as it is, give Legroom an environment of its own."
+                f"{name} {has}, and Legroom needs {bound} or newer: pip install '{wanted}'. Where another package "
+                "needs it as it is, give Legroom an environment of its own."
             )
     return lines

@@ -74,8 +74,9 @@ def read_always(iterator: Any, rows: list[int]) -> None:
 def cuda_as(device: torch.device, code: Callable, generator: torch.Generator) -> Iterator[None]:
     """Inside, what torch asks below its functions about "cuda" is answered for another device.
 
-    device: the one that stands for cuda. code: makes a TorchFunctionMode; torch leaves all modes while it runs a
-    backward pass, and hooks and recomputed forward passes are Python code that runs there. generator: of the GPU.
+    device: the one that stands for cuda. code: makes a TorchFunctionMode, whose `placed` says what stands for a device;
+    torch leaves all modes while it runs a backward pass, and hooks and recomputed forward passes are Python code that
+    runs there. generator: of the GPU.
 
     - `torch.device` as a context, and `torch.set_default_device`, pass the device on behind every mode (DeviceContext).
     - autocast's functions know types of devices by name.
@@ -86,7 +87,7 @@ def cuda_as(device: torch.device, code: Callable, generator: torch.Generator) ->
     init = _device.DeviceContext.__init__
 
     def context(self: Any, given: Any) -> None:
-        init(self, device if torch.device(given).type == "cuda" else given)
+        init(self, code().placed(torch.device(given)))
 
     def of_type(function: Callable) -> Callable:
         @functools.wraps(function)

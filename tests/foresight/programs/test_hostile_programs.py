@@ -67,6 +67,22 @@ SCRIPTS = {
         {process.REFUSED},
         "-m torch.distributed.run train.py",
     ),
+    "starts_a_launcher_by_a_shell": (
+        "import os; os.system('OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 train.py')",
+        {process.REFUSED},
+        "torchrun --nproc_per_node 2 train.py",
+    ),
+    "starts_itself_again": (
+        "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv])",
+        {process.REFUSED},
+        "starts itself again",
+    ),
+    "asks_other_commands": (
+        "import subprocess\nfor each in ('echo torchrun it', 'ls /opt/deepspeed /', 'torchrun --help; true'):\n"
+        "    subprocess.run(each, shell=True)\nsubprocess.run(['git', '-C', '/tmp/deepspeed', 'rev-parse'])",
+        {ENDED},
+        "",
+    ),
     "says_how_it_ended": (
         "import json, os\nodd = [{'kind': 'end', 'status': 7}, {'kind': 'end'}, {'kind': 'step'}, {'kind': 'note'}]\n"
         "for n in range(3, 20):\n    try: os.write(n, '\\n'.join([*map(json.dumps, odd), 'odd', '']).encode())\n"

@@ -151,12 +151,17 @@ def test_what_is_asked_of_the_card_besides_is_answered(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "moved",
-    [".cuda(1)", '.to(torch.device("cuda", 1))', ".to(1)", '; model.to("cuda:1")', "; torch.cuda.set_device(1)"],
+    [".cuda(1)", '.to(torch.device("cuda", 1))', ".to(1)", '; model.to("cuda:1")', "; torch.cuda.set_device(1)"]
+    + ['; torch.set_default_device("cuda:1")', "; torch.accelerator.set_device_index(1)"],
 )
 def test_another_gpu_is_refused(tmp_path, moved):
     """The memory of two would be one's."""
     with pytest.raises(Refusal, match=r"script.py:\d+: the script asks for cuda:1, and one GPU is followed"):
         play(tmp_path, loop(moved=moved))
+
+
+def test_a_text_that_begins_as_a_gpu_is_none(tmp_path):
+    assert play(tmp_path, loop(moved='.cuda(); torch.profiler.record_function("cuda:step").__enter__()'))
 
 
 @pytest.mark.parametrize("name", ["CUDAGraph", "MemPool", "graph", "_compile_kernel"])

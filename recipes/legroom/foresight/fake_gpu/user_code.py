@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -76,7 +77,7 @@ def _one_gpu() -> Iterator[None]:
 
 
 def check_index(device: Any = None) -> None:
-    """Raises Refusal for another GPU than the first, in every way to say one: its memory would count as the first's."""
+    """Raises Refusal for another GPU than the first: its memory would count as the first's."""
     if isinstance(device, str):
         device = device.rpartition(":")[2]
     index = getattr(device, "index", None) if isinstance(device, torch.device) else device
@@ -116,14 +117,14 @@ class UserCode(TorchFunctionMode):
             return first.to(self.fake.device)  # pyright: ignore[reportOptionalMemberAccess]
         if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
             return first
-        return func(*map(self._device, args), **{name: self._device(value) for name, value in kwargs.items()})
+        return func(*map(self.placed, args), **{name: self.placed(value) for name, value in kwargs.items()})
 
-    def _device(self, value: Any) -> Any:
+    def placed(self, value: Any) -> Any:
         """The fake device for every way to say cuda."""
         is_cuda = (
             value.type in ("cuda", DEVICE_TYPE)  # a module takes a number for the accelerator's
             if isinstance(value, torch.device)
-            else isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+            else isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value)
         )
         if is_cuda:
             check_index(value)

@@ -100,8 +100,8 @@ class PlayedCode(UserCode):
             )
         return super().__torch_function__(func, types, args, kwargs)
 
-    def _device(self, value: Any) -> Any:
-        return value if self.lacks_gpu else super()._device(value)  # torch says that there is none
+    def placed(self, value: Any) -> Any:
+        return value if self.lacks_gpu else super().placed(value)  # torch says that there is none
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]

@@ -171,6 +171,7 @@ def _accelerator(answers: dict[str, Any], count: int) -> dict[str, Any]:
     table = _TABLE["accelerator"]
     found = {name: answers[name] for name in table["as_cuda"] if name in answers}
     found |= {name: _answer(value) for name, value in table["answers"].items()}
+    found |= dict.fromkeys(("set_device_index", "set_device_idx"), check_index)
     found |= {"current_accelerator": _answer(torch.device("cuda")), "get_memory_info": answers["mem_get_info"]}
     return {name: value for name, value in found.items() if hasattr(torch.accelerator, name)}
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import io
+import itertools
 import os
 import re
 import shlex
@@ -30,9 +31,9 @@ REMOVES = ("remove", "unlink", "rmdir")
 MOVES = ("rename", "replace", "link", "symlink")
 LOOKS = ("stat", "lstat", "access", "readlink", "chdir")
 AUDITED = {f"os.{name}" for name in {*CHANGES, *REMOVES, *MOVES} - {"mkfifo", "unlink", "replace"}}
-LAUNCHES = re.compile(
-    r"(^|[\s/])(torchrun|accelerate(-| )launch|deepspeed)\s|-m (torch\.distributed\.(run|launch)|accelerate\.)"
-)
+STARTS = {"os.exec": 1, "os.posix_spawn": 1, "subprocess.Popen": 1, "os.system": 0}  # event -> which argument is typed
+LAUNCHERS = {"torchrun", "accelerate-launch", "deepspeed", "torch.distributed.run", "torch.distributed.launch"}
+LAUNCHERS |= {"accelerate.commands.launch", "accelerate launch", "accelerate.commands.accelerate_cli launch"}
 _real: dict[str, Callable] = {
     name: getattr(os, name) for name in (*CHANGES, *REMOVES, *MOVES, *LOOKS, "open", "listdir")
 }
@@ -201,12 +202,39 @@ class WrittenFiles:
             here = event == "os.truncate" or arguments[-1] in (-1, None)  # a path by itself, and not below a descriptor
             if here and any(self.place(path) for path in paths if isinstance(path, (str, bytes))):
                 raise PermissionError(errno.EPERM, "the script is only tried, and changes nothing there", paths[0])
-        elif event in ("os.exec", "subprocess.Popen") and os.getpid() == self.process_id:
-            typed = arguments[1] if isinstance(arguments[1], str) else shlex.join(map(os.fsdecode, arguments[1]))
-            if event == "os.exec" or LAUNCHES.search(typed):
-                raise Refusal(f"the script leaves the training to another command. Ask for that one: {typed}")
+        elif event in STARTS and os.getpid() == self.process_id:
+            typed = _typed(arguments[STARTS[event]])
+            if event == "os.exec" and sys.argv[0] in typed:
+                raise Refusal("the script starts itself again. Set what it sets in the environment before `check`.")
+            if event == "os.exec" or _launches(typed):
+                raise Refusal(
+                    f"the script leaves the training to another command. Ask for that one: {shlex.join(typed)}"
+                )
         elif event == "os.kill" and arguments[1] and (arguments[0] == -1 or not _is_ours(arguments[0])):
             raise PermissionError(errno.EPERM, f"the script is only tried, and sends no signal to {arguments[0]}")
+
+
+def _typed(given: Any) -> list[str]:
+    """A command as its parts: of what a shell is given the first command, without the variables before it."""
+    parts = [given] if isinstance(given, (str, bytes, os.PathLike)) else [*given]
+    parts = [os.fsdecode(part) for part in parts]
+    if len(parts) == 1 or parts[:2] in (["/bin/sh", "-c"], ["sh", "-c"], ["bash", "-c"]):
+        with contextlib.suppress(ValueError):
+            read = shlex.shlex(parts[-1], posix=True, punctuation_chars=True)
+            read.whitespace_split = True
+            parts = list(itertools.takewhile(lambda part: not set(part) <= set("();<>|&"), read))
+    while parts and re.match(r"\w+=", parts[0]):
+        parts = parts[1:]
+    return parts
+
+
+def _launches(parts: list[str]) -> bool:
+    """Whether a command starts a training, and does not only say something."""
+    name, rest = os.path.basename(parts[0]) if parts else "", parts[1:]
+    if name.startswith("python") and rest[:1] == ["-m"]:
+        name, rest = "".join(rest[1:2]), rest[2:]
+    known = name in LAUNCHERS or " ".join([name, *rest[:1]]) in LAUNCHERS
+    return known and not {"-h", "--help", "--version"} & {*rest}
 
 
 def _exists(path: Any) -> bool:
@@ -254,5 +282,7 @@ def held(folder: Path, allowed: tuple[str, ...], note: Callable[[str], None]) ->
         made |= {name: functools.partial(method, name) for name in names}
     with patched(builtins, open=files.open), patched(io, open=files.open), patched(os, **made):
         sys.addaudithook(files.audit)
-        yield files
-    files.process_id = 0
+        try:
+            yield files
+        finally:
+            files.process_id = 0
