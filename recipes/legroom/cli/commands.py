@@ -65,8 +65,7 @@ def run(name: str, arguments: list[str]) -> int:
     def main(arguments: list[str]) -> int:
         if name != "doctor":  # it also runs where the packages that rules import are missing
             ours = arguments if name in ("train", "estimate") else arguments[:1]  # others may be a script's
-            wrong = requirements.missing() if not {"-h", "--help", "--version"} & {*ours} else []
-            if wrong:
+            if not {"-h", "--help", "--version"} & {*ours} and (wrong := requirements.missing()):
                 raise Refusal("\n".join(wrong))
             levers.load_rules()
         return importlib.import_module(COMMANDS[name][0]).main(arguments)

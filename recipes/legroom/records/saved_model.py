@@ -103,15 +103,10 @@ def check_talks(folder: Path, found: Record | None, compare: bool) -> None:
             )
         raise Refusal(f"{folder} has no tokenizer (tokenizer_config.json). Copy that of its base into it.")
     pretrained = found is not None and found.config["model"].get("pretrained")
-    if compare and not adapter.is_file() and found is None:
-        raise Refusal(
-            f"--compare: {folder} holds a whole model, and not what it was before. Give the run that trained it, or "
-            "leave --compare out."
-        )
     if compare and not adapter.is_file() and not pretrained:
-        raise Refusal(
-            "--compare: this model was not trained from pretrained weights, so there is none to compare. Leave it out."
-        )
+        why = "was not trained from pretrained weights" if found else "is whole, and does not say what it was before"
+        instead = "Leave" if found else "Give the run that trained it, or leave"
+        raise Refusal(f"--compare: {folder} {why}. {instead} --compare out.")
 
 
 def check_speaks(name: str, classes: Iterable[str]) -> None:

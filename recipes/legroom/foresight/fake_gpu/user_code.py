@@ -37,15 +37,8 @@ _NUMBERS = {
     torch.Tensor.__index__: int,
 }
 _ARRAYS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
-_ASSUMED = (
-    {torch_private.is_all_true: True}
-    | {torch.isnan: False, torch.isinf: False, torch.isfinite: True}
-    | {
-        torch.Tensor.isnan: False,
-        torch.Tensor.isinf: False,
-        torch.Tensor.isfinite: True,
-    }
-)
+_ASSUMED = dict.fromkeys((torch.isnan, torch.isinf, torch.Tensor.isnan, torch.Tensor.isinf), False)
+_ASSUMED |= dict.fromkeys((torch.isfinite, torch.Tensor.isfinite, torch_private.is_all_true), True)
 
 
 def _refuse_decision(where: str) -> NoReturn:

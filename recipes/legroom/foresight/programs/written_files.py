@@ -216,8 +216,7 @@ class WrittenFiles:
 
 def _typed(given: Any) -> list[str]:
     """A command as its parts: of what a shell is given the first command, without the variables before it."""
-    parts = [given] if isinstance(given, (str, bytes, os.PathLike)) else [*given]
-    parts = [os.fsdecode(part) for part in parts]
+    parts = [os.fsdecode(part) for part in ([given] if isinstance(given, (str, bytes, os.PathLike)) else given)]
     if len(parts) == 1 or parts[:2] in (["/bin/sh", "-c"], ["sh", "-c"], ["bash", "-c"]):
         with contextlib.suppress(ValueError):
             read = shlex.shlex(parts[-1], posix=True, punctuation_chars=True)
