@@ -81,7 +81,7 @@ def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compar
         (("chat", "latest"), "latest is no folder"),
         (("export", "latest", "--merge"), "latest is no folder"),
         (("chat", "classifier"), "classifies texts"),
-        (("chat", "whole", "--compare"), "not what it was before"),
+        (("chat", "whole", "--compare"), "what it was before"),
         (("export", "adapter", "--gguf"), "holds a classifier"),
         (("export", "whole", "--merge"), "Use it as it is: python scripts/chat.py whole"),
         (("export", "masked", "--merge"), "Use it as it is: with transformers"),
