@@ -70,7 +70,8 @@ def _weight(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """What a file has in place of a weight. A small one has memory, where libraries factorise it and integers are
     positions."""
     if dtype.is_floating_point and dtype.itemsize > 1:
-        return torch.randn(shape, dtype=dtype, device="cpu")
+        # A generator of its own: the script's decides the order of its rows.
+        return torch.randn(shape, dtype=dtype, device="cpu", generator=torch.Generator())
     made = torch.empty(shape, dtype=dtype, device="cpu")
     return made if dtype.is_floating_point else made.zero_()
 

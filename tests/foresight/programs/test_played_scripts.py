@@ -389,7 +389,9 @@ def test_a_small_weight_of_a_checkpoint_can_be_factorised(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
     torch.use_deterministic_algorithms(True)  # fills such memory with NaN
     GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).save_pretrained("here")
+    order = torch.get_rng_state()
     model = GPT2LMHeadModel.from_pretrained("here")
+    assert torch.equal(torch.get_rng_state(), order), "another order of rows than a run has"
     torch.use_deterministic_algorithms(False)
     torch.linalg.svd(model.transformer.h[0].attn.c_attn.weight.detach())
     optimizer = torch.optim.SGD(model.cuda().parameters())
