@@ -21,6 +21,9 @@ class Seen(TorchFunctionMode):
         Seen.calls += 1
         return func(*args, **(kwargs or {}))
 
+    def placed(self, device):
+        return torch.device("meta") if device.type == "cuda" else device
+
 
 def test_cuda_is_answered_for_another_device():
     with played_private.cuda_as(torch.device("meta"), Seen, torch.Generator()):
