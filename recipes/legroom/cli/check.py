@@ -13,7 +13,7 @@ from legroom import invocation, units
 from legroom.cli import check_levers, console
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
-from legroom.foresight.programs import check, command, program_record, script_batch, try_levers
+from legroom.foresight.programs import check, command, process, program_record, script_batch, try_levers
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import DOES_NOT_FIT
 from legroom.units import GIB, MIB, PARTS
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         return _checked(asked, argv[: len(argv) - len(asked.program)])
     except (Refusal, OSError) as error:
         if isinstance(error, check.NotFollowed):
-            print(tail_of(error.outcome.output), end="", file=sys.stderr)
+            print(tail_of(error.outcome), end="", file=sys.stderr)
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
 
@@ -138,7 +138,7 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
         _print(estimates, names, runs)
     for run in runs:
         if run.why:
-            print(tail_of(run.outcome.output) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
+            print(tail_of(run.outcome) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
     records = {name: program_record.record_of(run, name, options) for run in runs for name in run.gpus}
     said = []
     try:
@@ -214,8 +214,10 @@ def _plain(estimate: StepEstimate) -> dict[str, Any]:
     return {name: value for name, value in vars(estimate).items() if name not in ("timeline", "_trace")}
 
 
-def tail_of(output: str) -> str:
-    """The end of what the script printed; of one that failed, without what libraries said before its traceback."""
+def tail_of(outcome: process.Outcome) -> str:
+    """The end of what the script printed; of one that failed, without what libraries said before its traceback.
+    Nothing of one that was refused: the refusal says it all."""
+    output = "" if outcome.status == process.REFUSED else outcome.output
     lines = output[max(output.find("Traceback (most recent call last)"), 0) :].rstrip().splitlines()[-12:]
     return "".join(f"  | {line}\n" for line in lines)
 

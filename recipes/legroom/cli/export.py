@@ -159,10 +159,7 @@ def _classifies(folder: Path) -> bool:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """What config.json says, which beside an adapter is the base's, and what the adapter's file says."""
-    settings: dict[str, Any] = {}
-    for file in (folder / "config.json", folder / ADAPTER_FILE):
-        settings |= json.loads(file.read_text()) if file.is_file() else {}
-    return settings
+    return saved_model.settings(folder / "config.json") | saved_model.settings(folder / ADAPTER_FILE)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
             done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, offline=asked.offline))
     except Refusal as error:
         if isinstance(error, check.NotFollowed):
-            print(tail_of(error.outcome.output), end="", file=sys.stderr)
+            print(tail_of(error.outcome), end="", file=sys.stderr)
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
     if asked.share is not None:

@@ -53,8 +53,8 @@ def is_below(version: str | None, bound: str | None) -> bool:
             numbers.pop()
         return numbers
 
-    # "unknown", as of a build from sources, is no version.
-    return version is not None and bound is not None and [] != release(version) < release(bound)
+    found = release(version or "")  # empty also for "unknown", as a build from sources may say
+    return bool(found) and bound is not None and found < release(bound)
 
 
 def missing() -> list[str]:

@@ -89,12 +89,12 @@ def check_talks(folder: Path, found: Record | None, compare: bool) -> None:
     """Raises Refusal for a classifier, a model without tokenizer, and where there is no model to compare with."""
     adapter = folder / ADAPTER_FILE
     if adapter.is_file():
-        kind = _settings(adapter).get("task_type")
+        kind = settings(adapter).get("task_type")
         if kind != "CAUSAL_LM":
             kind = "classifies texts" if kind == "SEQ_CLS" else f"is for {kind}"
             raise Refusal(f"{folder} has an adapter that {kind} and says nothing. {_instead(folder)}")
     else:
-        check_speaks(str(folder), _settings(folder / "config.json").get("architectures") or [])
+        check_speaks(str(folder), settings(folder / "config.json").get("architectures") or [])
     if not (folder / "tokenizer_config.json").is_file():
         if found is not None and found.config["data"]["name"] == "dummy":
             instead = f"{_training(found, 'data=source')} save.final=true"
@@ -122,7 +122,7 @@ def _instead(folder: Path) -> str:
     return f"{card} shows how to use it." if card.is_file() else "Use it with Python."
 
 
-def _settings(file: Path) -> dict[str, Any]:
+def settings(file: Path) -> dict[str, Any]:
     """What a file of settings says; nothing where it cannot be read, which the library that opens it refuses."""
     try:
         read = json.loads(file.read_text())

@@ -79,7 +79,7 @@ SCRIPTS = {
     ),
     "asks_other_commands": (
         "import subprocess\nfor each in ('echo torchrun it', 'ls /opt/deepspeed /', 'torchrun --help; true'):\n"
-        "    subprocess.run(each, shell=True)\nsubprocess.run(['git', '-C', '/tmp/deepspeed', 'rev-parse'])",
+        "    subprocess.run(each, shell=True)\nsubprocess.run(['git', '-C', 'deepspeed', 'rev-parse'])",
         {ENDED},
         "",
     ),

@@ -167,3 +167,11 @@ def test_too_few_steps_are_said_with_the_end_of_the_output(script, capsys, monke
 def test_a_command_line_that_names_nothing_to_measure_is_refused(script):
     assert measure_command.main(["--steps", "1", "train.py", "9"]) == 2
     assert measure_command.main(["missing.py"]) == 2
+
+
+def test_a_refusal_stands_alone(script, capsys, monkeypatch):
+    ended = process.Outcome(process.REFUSED, error="sizes are values", output="a library's warning")
+    monkeypatch.setattr(process, "run", lambda *_: ended)
+    assert check_command.main(["--gpu", "t4_16gb", "train.py", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "no verdict: sizes are values" in said and "warning" not in said

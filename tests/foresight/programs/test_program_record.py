@@ -116,5 +116,8 @@ def test_on_a_cpu_json_is_alone_and_the_answer_comes_with_progress(tmp_path, mon
 
 def test_the_end_of_what_a_script_printed_begins_with_its_traceback():
     failed = "a library's warning\nTraceback (most recent call last):\n  File 'a.py', line 1\nValueError: no\n"
-    assert check_command.tail_of(failed).splitlines()[0] == "  | Traceback (most recent call last):"
-    assert check_command.tail_of("one\n" * 20) == "  | one\n" * 12
+    assert (
+        check_command.tail_of(process.Outcome(process.FAILED, output=failed)).splitlines()[0]
+        == "  | Traceback (most recent call last):"
+    )
+    assert check_command.tail_of(process.Outcome(process.FAILED, output="one\n" * 20)) == "  | one\n" * 12
