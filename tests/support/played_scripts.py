@@ -58,4 +58,6 @@ def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = Fal
         with pytest.raises(Enough), played_run.observe(asked, watch) as found, watch.watching():
             runpy.run_path(str(file), run_name="__main__")
         torch.random.set_rng_state(random)
+        torch.set_default_device(None)  # what a script sets for its process ends with it
+        torch.set_default_dtype(torch.float32)
     return SimpleNamespace(**found()["estimates"][gpu], facts=found().get("facts"))

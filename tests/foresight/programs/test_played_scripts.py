@@ -186,6 +186,7 @@ torch.set_default_tensor_type(torch.cuda.DoubleTensor)
 made = torch.zeros(2)
 torch.set_default_tensor_type("torch.FloatTensor")
 assert made.is_cuda and made.dtype == torch.float64 and torch.zeros(2).is_cpu
+assert not torch._GLOBAL_DEVICE_CONTEXT.device_context, "a mode that makes each later tensor a call more"
 """
     moved = ".type(torch.cuda.FloatTensor)\n" + text
     assert play(tmp_path, loop(moved)).parts["parameters"] == 4 * (2 * 256 * 1024 + 1024 + 256)

@@ -57,4 +57,4 @@ def set_default(kind: Any) -> None:
     """torch.set_default_tensor_type."""
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
     torch.set_default_dtype(DTYPES[name.rpartition(".")[2]])
-    torch.set_default_device(HERE if name.startswith("torch.cuda.") else "cpu")
+    torch.set_default_device(HERE if name.startswith("torch.cuda.") else None)
