@@ -14,10 +14,10 @@ from typing import Any
 
 from legroom import config
 from legroom.config import Config
+from legroom.config.target import Gpu
 from legroom.foresight import prediction, simulation
 from legroom.foresight.fake_gpu import attention, op_trace
 from legroom.foresight.simulation import SimulatedStep
-from legroom.machine import host
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.measure.timeline import timeline
 
@@ -27,7 +27,7 @@ def simulate_step(cfg: Config, folder: str) -> tuple[SimulatedStep, dict[str, An
 
     What another job has simulated comes without its trace, which only estimate.explain reads.
     """
-    shared, gpu = os.environ.get(SIMULATIONS), host.gpu(cfg)
+    shared, gpu = os.environ.get(SIMULATIONS), cfg.target.gpu
     capacity = prediction.allocator_bytes(cfg)
     file = Path(shared, _key(cfg, gpu)) if shared and gpu is not None and not cfg.estimate.explain else None
     if file is not None and gpu is not None and file.exists():
@@ -45,7 +45,7 @@ def simulate_step(cfg: Config, folder: str) -> tuple[SimulatedStep, dict[str, An
     return simulated, seen
 
 
-def _key(cfg: Config, gpu: host.Gpu) -> str:
+def _key(cfg: Config, gpu: Gpu) -> str:
     """The same for configurations whose steps differ in the GPU's capacity and speed alone."""
     values = config.to_dict(cfg) | {"gpu": cfg.gpu.machines}  # where FSDP's groups of a machine's ranks end
     del values["launch"]

@@ -29,7 +29,6 @@ from legroom.foresight.memory.settings import UNLIMITED, Settings, settings_from
 from legroom.foresight.speed.operations import Tally
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.levers.parallelism import pipeline_rules
-from legroom.machine import host
 from legroom.models import architectures, quantized
 from legroom.parallelism import fsdp, pipeline
 from legroom.ranks import collectives
@@ -131,7 +130,7 @@ def _simulate(
     build_data: Callable[..., Data] | None = None,
 ) -> SimulatedStep:
     """`simulate_step` of one rank of a configuration that is not compiled."""
-    gpu = host.gpu(cfg)
+    gpu = cfg.target.gpu
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(fake)
