@@ -235,7 +235,7 @@ def notes(cfg: Config) -> list[str]:
     if cfg.target.gpu is None:
         return []
     lines, machines = [], cfg.gpu.machines or 1
-    if simulation.is_amd(cfg):
+    if simulation.is_amd(cfg.gpu):
         lines.append(
             f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are assumed to be CUDA's on an "
             "A100; ROCm's own rules are not known to the estimate."

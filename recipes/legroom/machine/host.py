@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from legroom.config import Config, from_dict
-from legroom.config.target import Gpu, Target
+from legroom.config.target import Gpu, Target, capability_of
 from legroom.machine import cgroups, nvml
 
 
@@ -56,17 +56,11 @@ def target(cfg: Config) -> Target:
     """What a configuration computes on here; an estimate may be for a GPU on any machine."""
     device = ("cuda" if cfg.predicts or gpus() else "cpu") if cfg.device == "auto" else cfg.device
     if cfg.predicts and device != "cpu":
-        return Target("cuda", _predicted_gpu(cfg))
+        gpu = cfg.gpu
+        if gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
+            return Target("cuda", None)
+        return Target("cuda", Gpu("", gpu.device_name, gpu.memory_bytes, capability_of(gpu.capability)))
     return Target(device, gpus()[0] if device != "cpu" and gpus() else None)
-
-
-def _predicted_gpu(cfg: Config) -> Gpu | None:
-    if cfg.gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
-        return None
-    major, _, minor = str(cfg.gpu.capability).partition(".")
-    # What is no version is refused, and the record of the refusal describes the machine all the same.
-    capability = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
-    return Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, capability)
 
 
 def configuration(values: dict) -> Config:
