@@ -11,11 +11,12 @@ import pytest
 import torch
 from conftest import compose
 
-from legroom import config, units
+from legroom import units
 from legroom.cli import brief
 from legroom.foresight import advice, evaluation_memory, largest_batch
 from legroom.foresight.memory.allocator import Demand
 from legroom.levers.accumulation import rules as accumulation
+from legroom.machine import host
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT
 from legroom.training import evaluate
 from legroom.units import GIB, MIB
@@ -115,7 +116,7 @@ def test_where_no_batch_is_small_enough_for_it_accumulation_auto_names_the_evalu
 
 def _largest(asked: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        return largest_batch.largest(config.from_dict(json.loads(asked)), folder)
+        return largest_batch.largest(host.configuration(json.loads(asked)), folder)
 
 
 def test_what_a_batch_has_made_is_gone_as_the_next_is_evaluated():

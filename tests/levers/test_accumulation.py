@@ -89,7 +89,7 @@ def test_a_failure_of_the_estimate_is_said(monkeypatch):
 
 def test_a_resolved_configuration_can_be_checked_again():
     told = compose("device=cpu", "batch.effective=8", "batch.per_device=2")
-    assert not told.problems and accumulation.resolve(config.from_dict(config.to_dict(told.cfg))) == []
+    assert not told.problems and accumulation.resolve(host.configuration(config.to_dict(told.cfg))) == []
 
 
 @pytest.mark.parametrize("size,halved", [(8, 4), (6, 3)])

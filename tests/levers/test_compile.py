@@ -79,12 +79,12 @@ def test_compilation_of_the_optimizers_step_counts_too(pretend_gpu, monkeypatch,
     """Its steps are left out of the speed, and what it runs is not what is counted and timed."""
     pretend_gpu((9, 0))
     cfg = compose("device=cuda", *words).cfg
-    cfg = config.from_dict(config.to_dict(cfg))  # as a worker has it
-    assert cfg.compiles(on_gpu=host.device(cfg) == "cuda") is compiles
+    cfg = host.configuration(config.to_dict(cfg))  # as a worker has it
+    assert cfg.compiles is compiles
     said = []
     measured = SimpleNamespace(summary=None, details={})
     monkeypatch.setattr(measured_operations, "measure", lambda *_: measured)
-    loop = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device(host.device(cfg))))
+    loop = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device(cfg.target.device)))
     measured_operations.enter(cfg, SimpleNamespace(), loop, SimpleNamespace(warn=said.append))
     assert ["as written" in text for text in said] == [True] * compiles
 

@@ -366,6 +366,7 @@ def test_the_one_device_that_a_rank_sees_is_number_0(monkeypatch, launched):
     monkeypatch.setattr(host, "gpus", gpus)
     cfg = compose(*small("parallelism=ddp", "parallelism.num_processes=4")).cfg
     cfg.device = "cuda"
+    cfg.target = host.target(cfg)
     worker_environment.prepare(cfg, rank_info.RankInfo(3, 4, 3, 4, launched, port=29500))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-3"
     assert (os.environ["LOCAL_RANK"], os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("0", "3", "4")

@@ -15,6 +15,7 @@ from conftest import CONF, ROOT
 
 from legroom import config
 from legroom.levers.accumulation import rules as accumulation
+from legroom.machine import host
 from legroom.options import train
 from legroom.records import record, record_file
 from legroom.records.record import Error, Memory, Record, Speed, Training
@@ -48,7 +49,7 @@ def configuration(*overrides: str) -> dict:
         section, _, name = key.partition(".")
         node, name = (values[section], name) if name else (values, section)
         node[name] = yaml.safe_load(value)
-    cfg = config.from_dict(values)
+    cfg = host.configuration(values)
     assert not train.resolve(cfg) and not accumulation.resolve(cfg)
     return config.to_dict(cfg)
 

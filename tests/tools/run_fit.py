@@ -127,6 +127,7 @@ def measured_step(run: Record) -> MeasuredStep:
     cfg = config.from_dict(run.config)
     cfg.recipe.name = "estimate"
     cfg.gpu = gpu_of(run)
+    cfg.target = host.target(cfg)
     with tempfile.TemporaryDirectory() as folder:
         tally = simulation.simulate_step(cfg, folder).tally
     assert run.speed.step_seconds_median is not None, "is_usable"

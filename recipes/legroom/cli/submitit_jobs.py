@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
-from legroom import config, invocation
+from legroom import invocation
 from legroom.cli import console
 from legroom.cli import sweep as sweeps
 from legroom.foresight import advice
@@ -176,7 +176,7 @@ class Followed:
             sweep.note(folder, self.number, "", status, [line])
             return
         outcome = record_file.from_values(note["record"])
-        hint = advice.untried(config.from_dict(outcome.config)) if status == "oom" else None
+        hint = advice.untried(host.configuration(outcome.config)) if status == "oom" else None
         outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, message, hint)
         line = sweeps.job_line(outcome, self.number + 1, label)
         sweep.note(folder, self.number, note["key"], outcome.status, [line])

@@ -14,10 +14,11 @@ from typing import Any
 from legroom.config import menus
 from legroom.config.fields import IDENTITY, LABEL, MISSING, RUN, UNSET, Menu, key, one_of, section
 from legroom.config.sections import Batch, Estimate, Eval, Launch, Measure, Save, Train
+from legroom.config.target import HasTarget
 
 
 @dataclass
-class Config:
+class Config(HasTarget):
     """The configuration of one job: the menus, then the sections, then the plain keys."""
 
     recipe: menus.Recipe = section(menus.Recipe)
@@ -53,13 +54,16 @@ class Config:
         """Whether the job is an estimate, for a GPU that need not be there: nothing is trained."""
         return self.recipe.name == "estimate"
 
-    def compiles(self, on_gpu: bool) -> bool:
+    @property
+    def compiles(self) -> bool:
         """Whether steps run code that torch.compile has made, of the model or of the optimizer."""
-        return self.compile or (bool(self.optim.compiles_step) and on_gpu)
+        return self.compile or (bool(self.optim.compiles_step) and self.target.on_gpu)
 
     def as_written(self) -> Config:
         """The configuration without torch.compile."""
-        return dataclasses.replace(self, compile=False, compile_mode=None, compile_regions=False)
+        plain = copy.copy(self)
+        plain.compile = plain.compile_regions = False
+        return plain
 
 
 @functools.cache

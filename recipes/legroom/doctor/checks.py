@@ -162,13 +162,13 @@ def links(count: int) -> list[list[str]]:
 
 def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
     """Menu -> option -> why this machine cannot run it (empty: it can), from the menu's facts and hooks."""
-    from legroom import config, levers
+    from legroom import levers
     from legroom.options import menus, validate
 
     levers.load_rules()
 
     def cfg(**values):
-        return config.from_dict({"device": "auto", **values})
+        return host.configuration({"device": "auto", **values})
 
     found = {"recipe": {name: [] for name in menus.options("recipe", [CONF])}}
     for group in ("precision", "optim"):

@@ -5,9 +5,9 @@ import os
 import sys
 import tempfile
 
-from legroom import config, levers
+from legroom import levers
 from legroom.errors import Refusal, UnknownOperation
-from legroom.machine import worker_environment
+from legroom.machine import host, worker_environment
 from legroom.ranks import rank_info
 
 
@@ -18,7 +18,7 @@ def entry() -> None:
     """
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stdout
-    cfg = config.from_dict(json.load(sys.stdin))
+    cfg = host.configuration(json.load(sys.stdin))
     levers.load_rules()
     worker_environment.prepare(cfg, rank_info.RankInfo())
     # These import torch, which reads the environment that was just prepared.

@@ -16,7 +16,6 @@ from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import advice, explain, not_followed, prediction, shared_simulation
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import anatomy
-from legroom.machine import host
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.records import record_file, step_file
 from legroom.records.messages import Estimated, Shown
@@ -92,7 +91,7 @@ def _write_step_file(
     cfg: Config, outcome: Record, simulated: SimulatedStep, timeline: dict[str, Any], folder: Path
 ) -> None:
     """Enter the operations of the step into the record, and write what the estimate's page shows of it."""
-    gpu = cfg.gpu if host.gpu(cfg) and not cfg.parallelism.steps_on_host else None
+    gpu = cfg.gpu if cfg.target.gpu and not cfg.parallelism.steps_on_host else None
     operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size)
     outcome.operations = operations.summary
     shown = {"rank": simulated.rank, "timeline": timeline, "operations": operations.details}
@@ -103,7 +102,7 @@ def _explain(cfg: Config, trials: advice.Trials, simulated: SimulatedStep, folde
     """Draw the picture, list the largest tensors, and try the levers."""
     outcome = trials.outcome
     title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
-    capacity = prediction.allocator_bytes(cfg) if host.gpu(cfg) else None
+    capacity = prediction.allocator_bytes(cfg) if cfg.target.gpu else None
     explain.picture(simulated.trace, folder / TIMELINE, title, capacity)
     if outcome.estimate is not None:
         outcome.estimate.largest = explain.largest(simulated.trace)

@@ -3,7 +3,6 @@
 import functools
 import math
 import statistics
-from dataclasses import replace
 
 from legroom import units
 from legroom.config import Config, Gpu
@@ -13,7 +12,7 @@ from legroom.foresight.memory.settings import UNLIMITED
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import calibrated, links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
-from legroom.machine import gpu_specs, host
+from legroom.machine import gpu_specs
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from legroom.units import GIB
 
@@ -23,11 +22,9 @@ NO_CPU_TIME = "no time of a step on a CPU is predicted: train.max_steps=20 witho
 
 def allocator_bytes(cfg: Config) -> int:
     """What CUDA's context, NCCL and launch.memory_limit_gib leave of the device for torch's allocator."""
-    gpu = host.gpu(cfg)
-    if gpu is None:
+    if cfg.target.gpu is None:
         return UNLIMITED
-    figures = replace(cfg.gpu, memory_bytes=gpu.memory_bytes)  # gpu=auto has the memory of the installed one
-    return usable_bytes(figures, nccl_bytes(cfg), cfg.launch.memory_limit_gib)
+    return usable_bytes(cfg.gpu, nccl_bytes(cfg), cfg.launch.memory_limit_gib)
 
 
 def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> int:
@@ -235,10 +232,10 @@ def _enter_times(cfg: Config, outcome: Record, simulated: SimulatedStep, predict
 
 def notes(cfg: Config) -> list[str]:
     """The assumptions behind the figures, a line each."""
-    if host.gpu(cfg) is None:
+    if cfg.target.gpu is None:
         return []
     lines, machines = [], cfg.gpu.machines or 1
-    if simulation.is_amd(cfg):
+    if simulation.is_amd(cfg.gpu):
         lines.append(
             f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are assumed to be CUDA's on an "
             "A100; ROCm's own rules are not known to the estimate."

@@ -17,7 +17,6 @@ from legroom.config import Config
 from legroom.foresight import prediction, simulation
 from legroom.foresight.fake_gpu import attention, op_trace
 from legroom.foresight.simulation import SimulatedStep
-from legroom.machine import host
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.measure.timeline import timeline
 
@@ -27,12 +26,11 @@ def simulate_step(cfg: Config, folder: str) -> tuple[SimulatedStep, dict[str, An
 
     What another job has simulated comes without its trace, which only estimate.explain reads.
     """
-    shared, gpu = os.environ.get(SIMULATIONS), host.gpu(cfg)
-    capacity = prediction.allocator_bytes(cfg)
-    file = Path(shared, _key(cfg, gpu)) if shared and gpu is not None and not cfg.estimate.explain else None
-    if file is not None and gpu is not None and file.exists():
+    shared, capacity = os.environ.get(SIMULATIONS), prediction.allocator_bytes(cfg)
+    file = Path(shared, _key(cfg)) if shared and cfg.target.gpu and not cfg.estimate.explain else None
+    if file is not None and file.exists():
         values, seen = pickle.loads(file.read_bytes())
-        return simulation.within(SimulatedStep(**(values | {"trace": None})), capacity, gpu.memory_bytes), seen
+        return simulation.within(SimulatedStep(**(values | {"trace": None})), capacity, cfg.gpu.memory_bytes), seen
     simulated = simulation.simulate_step(cfg, folder, capacity, record_origins=True, draw_lengths=True)
     assert simulated.trace.origins is not None
     seen = timeline(simulated.trace.log, simulated.trace.origins)
@@ -45,10 +43,10 @@ def simulate_step(cfg: Config, folder: str) -> tuple[SimulatedStep, dict[str, An
     return simulated, seen
 
 
-def _key(cfg: Config, gpu: host.Gpu) -> str:
+def _key(cfg: Config) -> str:
     """The same for configurations whose steps differ in the GPU's capacity and speed alone."""
     values = config.to_dict(cfg) | {"gpu": cfg.gpu.machines}  # where FSDP's groups of a machine's ranks end
     del values["launch"]
-    capability = simulation.AS_AMPERE if simulation.is_amd(cfg) else gpu.capability
+    capability = simulation.rules_of(cfg.gpu)
     rules = [*attention.rules(capability), op_trace.cublas_workspace_bytes(capability)]
     return hashlib.sha256(json.dumps([values, rules], sort_keys=True).encode()).hexdigest()[:16]

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from legroom.config import Config
+from legroom.config import Config, Gpu
+from legroom.config.target import capability_of
 from legroom.data import collate, data_loader
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
@@ -29,7 +30,6 @@ from legroom.foresight.memory.settings import UNLIMITED, Settings, settings_from
 from legroom.foresight.speed.operations import Tally
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.levers.parallelism import pipeline_rules
-from legroom.machine import host
 from legroom.models import architectures, quantized
 from legroom.parallelism import fsdp, pipeline
 from legroom.ranks import collectives
@@ -82,9 +82,14 @@ class SimulatedStep:
         return 2 * (self.model.trained_parameters or self.parameter_count) < self.parameter_count
 
 
-def is_amd(cfg: Config) -> bool:
-    """Whether the GPU is AMD's: compute capabilities are NVIDIA's, and say nothing about it."""
-    return cfg.gpu.link == "xgmi"
+def is_amd(gpu: Gpu) -> bool:
+    """Compute capabilities are NVIDIA's, and say nothing about it."""
+    return gpu.link == "xgmi"
+
+
+def rules_of(gpu: Gpu) -> tuple[int, int]:
+    """The compute capability by whose rules a GPU's kernels are chosen; AMD's have none."""
+    return AS_AMPERE if is_amd(gpu) else capability_of(gpu.capability)
 
 
 def simulate_step(
@@ -131,8 +136,8 @@ def _simulate(
     build_data: Callable[..., Data] | None = None,
 ) -> SimulatedStep:
     """`simulate_step` of one rank of a configuration that is not compiled."""
-    gpu = host.gpu(cfg)
-    fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
+    gpu = cfg.gpu if cfg.target.gpu else None
+    fake = FakeDevice(rules_of(gpu) if gpu else None)
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(fake)
         eight_bit, quantised = cfg.optim.facts.package == "bitsandbytes", bool(cfg.adapter.bits)

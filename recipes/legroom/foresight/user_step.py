@@ -48,7 +48,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     make: returns (modules, optimizers, inputs) on the current device; None: `given` has them, and is copied without its
     data. capacity_bytes: what the GPU has for torch's allocator. Raises Refusal for what cannot be followed.
     """
-    fake = FakeDevice(capability_of(gpu))
+    fake = FakeDevice(simulation.rules_of(gpu))
 
     def compiled() -> None:
         fake.warnings[AS_WRITTEN] = None
@@ -114,12 +114,6 @@ def seen_in(trace: OpTrace, gpu: Gpu, capacity_bytes: int, warnings: list[str]) 
     )
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in trace.model.modules())
     return SimulatedUserStep(trace, demand, [*warnings, *unknown, *[RECURRENT] * recurrent])
-
-
-def capability_of(gpu: Gpu) -> tuple[int, int]:
-    """The compute capability by whose rules a GPU's kernels are chosen; AMD's have none."""
-    major, _, minor = gpu.capability.partition(".")
-    return simulation.AS_AMPERE if gpu.link == "xgmi" else (int(major), int(minor))
 
 
 def _unknown(error: BaseException) -> str:

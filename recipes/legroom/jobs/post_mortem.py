@@ -8,7 +8,6 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from legroom.config import from_dict
 from legroom.foresight import advice
 from legroom.jobs import launch
 from legroom.machine import cgroups, host
@@ -114,7 +113,7 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
         if line is not None:
             out_of_memory = ("BadAlloc", f"the process ran out of host memory and could not report it ({line})")
     if out_of_memory is not None:
-        return "oom", Error(phase, *out_of_memory, advice.untried(from_dict(job.record.config)))
+        return "oom", Error(phase, *out_of_memory, advice.untried(host.configuration(job.record.config)))
     if worker.code < 0:
         return "killed", Error(phase, "Killed", exit_text(worker.code))
     hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."

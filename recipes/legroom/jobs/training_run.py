@@ -51,7 +51,7 @@ def run(
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, host.usable_cores() // rank_info.local_world_size))
         progress.enter("load", f"waiting for {rank_info.world_size} ranks")
-        collectives.init_process_group(rank_info, host.device(cfg) == "cuda", listener)
+        collectives.init_process_group(rank_info, cfg.target.on_gpu, listener)
         folder = _share_folder(cfg, job, progress)
         if job.rank_info.launched:
             threading.Thread(target=_watch_for_failure, args=(job.rank_info, progress), daemon=True).start()
@@ -97,9 +97,6 @@ class TrainingRun:
     progress: Progress
     stop: stop_request.StopRequest
 
-    def __post_init__(self) -> None:
-        self.on_gpu = host.device(self.cfg) == "cuda"
-
     def run(self) -> None:
         """Run all phases."""
         self._load()
@@ -114,7 +111,7 @@ class TrainingRun:
     def _load(self) -> None:
         """Build data, model and optimizer."""
         transformers.logging.disable_progress_bar()
-        if self.on_gpu:
+        if self.cfg.target.on_gpu:
             device_memory.open_gpu(self.record.memory, self.progress)
         if self.rank_info.is_main and (short := host_memory.shortage(self.cfg, self.rank_info.local_world_size)):
             self.progress.warn(short)
@@ -154,9 +151,9 @@ class TrainingRun:
             self.progress.send,
             self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
             steps_per_epoch=loop.steps_per_epoch,
-            compiled=cfg.compiles(self.on_gpu) or cfg.model.flex_attention,
+            compiled=cfg.compiles or cfg.model.flex_attention,
             before=newest.step_log_state(start) if start else None,
-            memory=functools.partial(device_memory.in_use, self.on_gpu, cfg.launch.memory_limit_gib, self.record),
+            memory=functools.partial(device_memory.in_use, cfg.target.on_gpu, cfg.launch.memory_limit_gib, self.record),
         )
         self.step_log.waited = lambda: loop.loader.waited_seconds
         self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start, prints)
@@ -187,7 +184,7 @@ class TrainingRun:
         self.record.training, self.record.speed = self.step_log.training(), self.step_log.speed()
         self.record.speed.save_seconds = self.saver.seconds or None
         memory.host_peak_rss_bytes = device_memory.host_peak_rss_bytes()
-        if self.on_gpu:
+        if self.cfg.target.on_gpu:
             memory.peak_allocated_bytes = torch.cuda.max_memory_allocated()
             memory.peak_reserved_bytes = torch.cuda.max_memory_reserved()
             memory.device_used_bytes = device_memory.nvml_used_bytes()
@@ -234,7 +231,7 @@ class TrainingRun:
         if not count or data.task != "language_modelling":
             return []
         found = generate.continuations(self.training.model, data, count, self.progress.warn)
-        if self.on_gpu:
+        if self.cfg.target.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         return found
 
@@ -274,7 +271,7 @@ def _measured_model(memory: Memory, cfg: Config, build_model: Callable[..., PreT
     before_bytes = device_memory.nvml_used_bytes()
     model = setup.model_on_device(cfg, build_model)
     memory.parameter_count = quantized.count(model)
-    if host.device(cfg) == "cuda":
+    if cfg.target.on_gpu:
         memory.weights_device_bytes = device_memory.difference(device_memory.nvml_used_bytes(), before_bytes)
         torch.cuda.reset_peak_memory_stats()
     return model

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
-from legroom import config, levers
+from legroom import levers
 from legroom.checkpoint import stop_request
 from legroom.config import Config
 from legroom.jobs import failures, launch
-from legroom.machine import worker_environment
+from legroom.machine import host, worker_environment
 from legroom.ranks import failure_store
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record_file
@@ -39,7 +39,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     listener = reduction.recv_handle(pipe) if job.rank_info.has_own_store and job.rank_info.is_main else None
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
-    cfg = config.from_dict(job.record.config)
+    cfg = host.configuration(job.record.config)
     levers.load_rules()
     send = _sender(pipe)
     progress = Progress(send if job.rank_info.is_main else lambda _: None, job.record)

@@ -8,9 +8,9 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-from legroom.config import Config
+from legroom.config import Config, from_dict
+from legroom.config.target import Gpu, Target, capability_of
 from legroom.machine import cgroups, nvml
-from legroom.machine.nvml import Gpu
 
 
 @functools.cache
@@ -52,27 +52,22 @@ def cuda_is_possible() -> bool:
     return torch_has_cuda() and (visible is None or visible.strip() not in ("", "-1"))
 
 
-def gpu(cfg: Config) -> Gpu | None:
-    """The GPU that a configuration is for: the one that it predicts, or the installed one. None: it is for a CPU."""
-    if device(cfg) == "cpu":
-        return None
-    if cfg.predicts:
-        if cfg.gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
-            return None
-        major, _, minor = cfg.gpu.capability.partition(".")
-        # What is no version is refused, and the record of the refusal describes the machine all the same.
-        capability = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
-        return Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, capability)
-    return gpus()[0] if gpus() else None
+def target(cfg: Config) -> Target:
+    """What a configuration computes on here; an estimate may be for a GPU on any machine."""
+    device = ("cuda" if cfg.predicts or gpus() else "cpu") if cfg.device == "auto" else cfg.device
+    if cfg.predicts and device != "cpu":
+        gpu = cfg.gpu
+        if gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
+            return Target("cuda", None)
+        return Target("cuda", Gpu("", gpu.device_name, gpu.memory_bytes, capability_of(gpu.capability)))
+    return Target(device, gpus()[0] if device != "cpu" and gpus() else None)
 
 
-def device(cfg: Config) -> str:
-    """'cuda' or 'cpu': what `cfg.device` means on this machine; an estimate may say cuda on any machine."""
-    if cfg.predicts and cfg.device != "cpu":
-        return "cuda"
-    if cfg.device == "auto":
-        return "cuda" if gpus() else "cpu"
-    return cfg.device
+def configuration(values: dict) -> Config:
+    """The configuration that a record holds, with its target on this machine."""
+    cfg = from_dict(values)
+    cfg.target = target(cfg)
+    return cfg
 
 
 def compiler() -> str | None:

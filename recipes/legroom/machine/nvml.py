@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from legroom.config.target import Gpu
 from legroom.units import MIB
 
 # With more in use than this, another program holds the GPU: an idle one shows less, also where the driver's own counts.
@@ -21,16 +22,6 @@ THROTTLES = {
     0x40: "its temperature",
     0x80: "its power supply",
 }
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU that a job may use. `capability` is (major, minor); `memory_bytes` the whole device's."""
-
-    uuid: str
-    name: str
-    memory_bytes: int
-    capability: tuple[int, int]
 
 
 @dataclass(frozen=True)

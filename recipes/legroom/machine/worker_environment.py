@@ -69,13 +69,14 @@ def _choose_devices(cfg: Config, rank_info: RankInfo) -> None:
     """Set which GPUs the worker sees."""
     if cfg.predicts:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif host.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
+    elif cfg.target.on_gpu and cfg.parallelism.name != "dp":
         # One device, also where several are visible: the Trainer would use them all.
         os.environ["CUDA_VISIBLE_DEVICES"] = host.gpus()[rank_info.local_rank].uuid
         host.gpus.cache_clear()
+        cfg.target = host.target(cfg)
         if "LOCAL_RANK" in os.environ:  # DDP and DeepSpeed take it for the index of the device, of which there is one
             os.environ["LOCAL_RANK"] = "0"
-    elif host.device(cfg) == "cpu":
+    elif not cfg.target.on_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["DS_ACCELERATOR"] = "cpu"  # by default DeepSpeed takes the device that torch is built for
 
@@ -105,7 +106,7 @@ def limit_memory(cfg: Config) -> None:
     if cfg.launch.memory_limit_gib is None:
         return
     limit_bytes = int(cfg.launch.memory_limit_gib * 2**30)
-    if host.device(cfg) == "cuda":
+    if cfg.target.on_gpu:
         import torch
 
         total_bytes = torch.cuda.get_device_properties(0).total_memory

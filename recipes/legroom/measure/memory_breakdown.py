@@ -44,7 +44,7 @@ def count(
 
 def one_more_step(cfg: Config, loop: Any, around: Any) -> int:
     """Takes one more step of a loop of either recipe, as it is written, inside a context. Returns its tokens."""
-    if cfg.compiles(loop.accelerator.device.type == "cuda"):  # allocations and operations of compiled code are not seen
+    if cfg.compiles:  # allocations and operations of compiled code are not seen
         torch.compiler.set_stance("force_eager")
     if loop.accelerator.scaler is not None:
         loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped

@@ -51,10 +51,11 @@ ANY_STEP = "estimate_step (docs/api.md) estimates a step of such a model that yo
 INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}
 
 
-def check(cfg: Config, config: PretrainedConfig, task: str) -> str:
-    """Raises Refusal if a model of this configuration cannot be trained as asked, with what to type instead.
+def check(cfg: Config, config: PretrainedConfig, task: str) -> tuple[str, list[str]]:
+    """(how the model is called in refusals, what a person may expect of config.json and is not done, a line each).
 
-    task: as `options.task.task_of` says. Returns how the model is called in refusals.
+    task: as `options.task.task_of` says. Raises Refusal if a model of this configuration cannot be trained as asked,
+    with what to type instead.
     """
     name = check_kind(cfg, config, task)
     if task in OF_ROWS:
@@ -64,7 +65,7 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> str:
     _check_lengths(cfg, name, most)
     for lever in hooks.behaviours(cfg):
         lever.check_model(name, config, task)
-    return name
+    return name, _own_code(name, config, task)
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:
@@ -158,8 +159,8 @@ def vocabulary(config: PretrainedConfig) -> int | None:
     return getattr(config.get_text_config(), "vocab_size", None)
 
 
-def warnings(name: str, config: PretrainedConfig, task: str) -> list[str]:
-    """What a person may expect of config.json and is not done. name: of the model, as it was typed."""
+def _own_code(name: str, config: PretrainedConfig, task: str) -> list[str]:
+    """A warning of a config.json that names code of its own."""
     own = [code for auto, code in (getattr(config, "auto_map", None) or {}).items() if auto.startswith("AutoModel")]
     kind = model_class(config, task)
     if not own or kind is None:

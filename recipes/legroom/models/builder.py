@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +38,6 @@ def configuration(cfg: Config) -> PretrainedConfig:
             raise Refusal(f"model.config.{key}: the configuration of {model.family} has no such value. Leave it out.")
     values = model_families.values(model.family, vars(model), model.dropout)
     return AutoConfig.for_model(model.family, **values, num_labels=model.classes)
-
-
-def head_labels(cfg: Config, config: PretrainedConfig, task: str) -> Mapping[str, int] | None:
-    """Label -> class of the pretrained classification head; None: there is none. Raises Refusal for a head that cannot
-    be trained on."""
-    if task in OF_ROWS and cfg.model.pretrained and head.is_there(config):
-        return head.labels(config, task)
-    return None
 
 
 @dataclass
@@ -130,17 +122,16 @@ def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None
 def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     """Sets the number and the names of the classes, and the padding id. Returns whether pretrained weights get a new
     head. Raises Refusal for too few classes."""
-    has_head = bool(cfg.model.pretrained) and head.is_there(config)
+    labels = head.pretrained_labels(cfg, config, data.task)
     config.problem_type = head.PROBLEMS[data.task][0] or config.problem_type
     if data.task == "regression":
         config.num_labels = 1
-    elif has_head:
+    elif labels is not None:
         if data.classes > (config.num_labels or 0):
             raise Refusal(
                 f"the data has {data.classes} labels, and the pretrained head {config.num_labels}. Choose other "
                 "pretrained weights."
             )
-        labels = head.labels(config, data.task)
         config.id2label, config.label2id = {index: name for name, index in labels.items()}, dict(labels)
     elif cfg.model.pretrained:
         config.num_labels = max(data.classes, cfg.model.classes)
@@ -148,8 +139,8 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
         raise Refusal(
             f"the data has {data.classes} labels, and the model {config.num_labels}. Type model.classes={data.classes}."
         )
-    if not has_head:  # a saved model names its classes, and not those of another task
+    if labels is None:  # a saved model names its classes, and not those of another task
         names = data.names + [f"LABEL_{i}" for i in range(len(data.names), config.num_labels or 0)]
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     architectures.set_special_ids(config, data.pad_token_id, data.task)
-    return bool(cfg.model.pretrained) and not has_head
+    return bool(cfg.model.pretrained) and labels is None

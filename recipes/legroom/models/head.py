@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import nn
 from transformers import PretrainedConfig
 
+from legroom.config import Config
 from legroom.errors import Refusal
 
 
@@ -57,6 +58,14 @@ def labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:
             f"{config.label2id}. Correct one of them."
         )
     return named[0]
+
+
+def pretrained_labels(cfg: Config, config: PretrainedConfig, task: str) -> Mapping[str, int] | None:
+    """Label -> class of the pretrained classification head; None: there is none. Raises Refusal for a head that cannot
+    be trained on."""
+    if task in PROBLEMS and cfg.model.pretrained and is_there(config):
+        return labels(config, task)
+    return None
 
 
 def new_warning(name: str, config: PretrainedConfig, task: str) -> str:

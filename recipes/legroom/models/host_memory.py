@@ -38,7 +38,7 @@ def needs(cfg: Config, local_ranks: int) -> Iterator[tuple[str, int, str]]:
     local_ranks: how many of the job's ranks are on this machine. Beside a GPU the weights are loaded by way of the
     host, and what is saved is copied there. Conversations are shorter than data.seq_len: their logits do not count.
     """
-    (weights, of_token), on_cpu, own = sizes(cfg), host.device(cfg) == "cpu", cfg.parallelism
+    (weights, of_token), on_cpu, own = sizes(cfg), not cfg.target.on_gpu, cfg.parallelism
     trained, sharded = 0 if cfg.adapter.is_used else weights, own.sharded
     itemsize = getattr(torch, cfg.precision.weights_dtype).itemsize
     states = trained * 2 * 4 // itemsize if cfg.optim.name in WITH_TWO_STATES else 0
@@ -66,7 +66,7 @@ def shortage(cfg: Config, local_ranks: int) -> str | None:
     """A warning for the start of a job that needs more than is free, or None. local_ranks: see `needs`."""
     free, limit = host.free_memory_bytes(), cfg.launch.memory_limit_gib
     source = "are free on this machine, or under the limit of its control group (container, SLURM)"
-    allowed = int(limit * GIB * local_ranks) if limit is not None and host.device(cfg) == "cpu" else None
+    allowed = int(limit * GIB * local_ranks) if limit is not None and not cfg.target.on_gpu else None
     if allowed is not None and (free is None or allowed < free):
         free, source = allowed, "are allowed by launch.memory_limit_gib"
     if free is None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.machine import host
 from legroom.options import data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
 
@@ -193,10 +192,10 @@ def warnings(cfg: Config) -> list[str]:
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     return {
-        "dataloader_pin_memory": cfg.data.pin_memory and host.device(cfg) == "cuda",
+        "dataloader_pin_memory": cfg.data.pin_memory and cfg.target.on_gpu,
         "dataloader_num_workers": cfg.data.workers,
         "dataloader_persistent_workers": cfg.data.workers > 0,
-        "accelerator_config": {"non_blocking": host.device(cfg) == "cuda"},
+        "accelerator_config": {"non_blocking": cfg.target.on_gpu},
     }
 
 

@@ -44,6 +44,7 @@ def resolve(cfg: Config) -> list[str]:
         **{key: getattr(cfg.gpu, key) for key in NOT_OF_A_SHEET},
     }
     cfg.gpu = config.from_dict(installed, config.Gpu)
+    cfg.target = host.target(cfg)
     return []
 
 

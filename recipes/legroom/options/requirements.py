@@ -15,7 +15,7 @@ def problems(cfg: Config, group: str) -> list[str]:
     option = f"{group}={getattr(cfg, group).name}"
     if cfg.predicts and facts.not_estimated:
         return [f"recipe=estimate does not support {option}: {facts.not_estimated}"]
-    if facts.needs_gpu and host.device(cfg) == "cpu":  # no package helps here
+    if facts.needs_gpu and not cfg.target.on_gpu:  # no package helps here
         return [f"{option} needs a GPU: {facts.needs_gpu}.{_choose(facts.instead_on_cpu)}"]
     instead = f", or choose {facts.instead}" if facts.instead else ""
     estimated = cfg.predicts and facts.estimated_without_package
@@ -26,7 +26,7 @@ def problems(cfg: Config, group: str) -> list[str]:
         if installed is None or not requirement.specifier.contains(installed, prereleases=True):
             found = f"{requirement.name} {installed} is installed" if installed else "it is not installed"
             return [f"{option} needs {requirement}, and {found}: pip install '{requirement}'{instead}."]
-    gpu = host.gpu(cfg)
+    gpu = cfg.target.gpu
     if gpu is not None and facts.min_capability and gpu.capability < tuple(map(int, facts.min_capability.split("."))):
         here = ".".join(map(str, gpu.capability))
         needs = f"{option} needs compute capability {facts.min_capability} or newer; {gpu.name} has {here}"

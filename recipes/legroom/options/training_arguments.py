@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from legroom.config import Config
-from legroom.machine import host
 from legroom.options import hooks
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def entries(cfg: Config, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "output_dir": folder,
         "report_to": [],
-        "use_cpu": host.device(cfg) == "cpu",
+        "use_cpu": not cfg.target.on_gpu,
         "disable_tqdm": True,  # the parent shows the progress
         # The step log, the saver and the evaluation of this project do these, without a read from the device.
         "logging_strategy": "no",

@@ -54,6 +54,7 @@ def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
     given: the keys that a person typed, for keys that have a value but are not used with the chosen options.
     """
+    cfg.target = host.target(cfg)
     problems = value_problems(cfg)
     if problems:  # the checks below need values of the right kind
         return problems

@@ -26,13 +26,13 @@ from legroom.third_party import transformers_models_private
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precision -> dtype of the computation
 
 
-def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel], device: str) -> PreTrainedModel:
+def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
     """A model whose ranks hold one shard each, with the weights of rank 0.
 
     build_model(weights): the whole model. Only rank 0 builds it with weights, on the CPU, so that no other rank and
     no GPU ever holds all weights.
     """
-    source = build_model(weights=True) if collectives.rank_index() == 0 else None
+    device, source = cfg.target.device, build_model(weights=True) if collectives.rank_index() == 0 else None
     with torch.device("meta"):
         model = build_model(weights=False)
     shard(cfg, model, device)
@@ -43,7 +43,7 @@ def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel], devi
     set_model_state_dict(model, source.state_dict() if source is not None else {}, options=options)
     _broadcast_buffers(model, source, device)
     four_bits.scales_from_rank_0(model, source, device)
-    if device == "cuda":
+    if cfg.target.on_gpu:
         torch.cuda.empty_cache()  # whole matrices were broadcast, one at a time
     return model
 

@@ -10,7 +10,6 @@ import torch
 from accelerate import DeepSpeedPlugin
 
 from legroom.config import Config
-from legroom.machine import host
 from legroom.parallelism import fsdp
 
 
@@ -55,20 +54,20 @@ def configuration(cfg: Config) -> dict[str, Any]:
 
 def accelerator_arguments(cfg: Config) -> dict[str, Any]:
     """What `Accelerator` is given. Needs the initialised process group."""
-    _skip_kernel(host.device(cfg))
+    _skip_kernel(cfg.target.device)
     return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(cfg), zero3_init_flag=False)}
 
 
-def to_device(cfg: Config, model: torch.nn.Module, device: str) -> None:
+def to_device(cfg: Config, model: torch.nn.Module) -> None:
     """Moves the model to its device, in place. Under stage 3 each rank moves its part of every weight alone."""
     if cfg.parallelism.stage != 3:
-        model.to(device)
+        model.to(cfg.target.device)
         return
     import deepspeed  # pyright: ignore[reportMissingImports]  # large, and so in no environment that checks types
 
     for name, buffer in model.named_buffers():
-        fsdp.put_buffer(model, name, buffer.to(device))
-    _skip_kernel(device)
+        fsdp.put_buffer(model, name, buffer.to(cfg.target.device))
+    _skip_kernel(cfg.target.device)
     deepspeed.zero.Init(module=model, config_dict_or_path=configuration(cfg))
 
 

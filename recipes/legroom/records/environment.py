@@ -38,10 +38,10 @@ VARIABLES = (
 
 def collect_environment(cfg: Config) -> dict[str, Any]:
     """Versions, hardware, git revision and the variables in VARIABLES: the record's `environment`."""
-    gpu = host.gpu(cfg)
+    gpu = cfg.target.gpu
     if gpu is not None:
-        return of_device(host.device(cfg), gpu.name, gpu.memory_bytes)
-    return of_device(host.device(cfg), host.cpu_name(), psutil.virtual_memory().total)
+        return of_device(cfg.target.device, gpu.name, gpu.memory_bytes)
+    return of_device(cfg.target.device, host.cpu_name(), psutil.virtual_memory().total)
 
 
 def of_device(device: str, name: str, memory_bytes: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from legroom.config import Config
 from legroom.data import dataset
 from legroom.data.dataset import Data
 from legroom.levers.parallelism.apply import model_on_device
-from legroom.models import architectures, behaviour, builder, shifted_loss
+from legroom.models import architectures, behaviour, builder, head, shifted_loss
 from legroom.options import hooks, task, train
 from legroom.options.training_arguments import training_arguments
 from legroom.third_party import accelerate_private
@@ -64,13 +64,13 @@ def prepare(
     args = make_arguments(cfg, folder)
     architecture = builder.configuration(cfg)
     asked = task.task_of(cfg, architecture)
-    name = architectures.check(cfg, architecture, asked)
-    treats, said = behaviour.check(cfg, name, architecture, asked)
+    name, said = architectures.check(cfg, architecture, asked)
+    treats, differs = behaviour.check(cfg, name, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
-    data = (build_data or dataset.build_data)(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked), last_id)
-    said = architectures.warnings(name, architecture, asked) + said
-    warnings = said + data.warnings + dataset.check_batch(cfg, data)
+    labels = head.pretrained_labels(cfg, architecture, asked)
+    data = (build_data or dataset.build_data)(cfg, asked, vocab, labels, last_id)
+    warnings = said + differs + data.warnings + dataset.check_batch(cfg, data)
     warnings += behaviour.pad(cfg, name, architecture, data, treats)
 
     def warn(text: str) -> None:

@@ -94,7 +94,9 @@ def without_resharding(cfg: Config) -> Config:
     """The configuration that keeps gathered weights until the backward pass; `cfg` itself if it does so."""
     if cfg.parallelism.strategy not in STAYS_GATHERED:
         return cfg
-    return replace(cfg, parallelism=replace(cfg.parallelism, strategy=STAYS_GATHERED[cfg.parallelism.strategy]))
+    gathered = copy.deepcopy(cfg)
+    gathered.parallelism.strategy = STAYS_GATHERED[cfg.parallelism.strategy]
+    return gathered
 
 
 def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Extrapolation) -> Extrapolation:

@@ -216,7 +216,7 @@ def _plans(
 
 def _device_problems(cfg: Config) -> list[str]:
     """No GPU to fit, or no predicted speed."""
-    if host.device(cfg) == "cpu":
+    if not cfg.target.on_gpu:
         return ["fit searches for what fits a GPU, and device=cpu is given. Leave it out, and name a GPU with gpu=."]
     if cfg.parallelism.steps_on_host:
         return [

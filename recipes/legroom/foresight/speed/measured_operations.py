@@ -36,7 +36,7 @@ def enter(cfg: Config, record: Record, loop: Any, progress: Progress) -> dict[st
     except Exception as error:
         return memory_breakdown.say_failure("the operations could not be measured", error, progress)
     record.operations = measured.summary
-    if cfg.compiles(loop.accelerator.device.type == "cuda"):
+    if cfg.compiles:
         progress.warn("measure.operations: the operations are those of the step as written, not as compiled.")
     return measured.details
 

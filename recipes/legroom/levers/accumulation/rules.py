@@ -13,7 +13,7 @@ from legroom import config
 from legroom.config import Config
 from legroom.errors import Problem
 from legroom.levers.parallelism import rules as parallelism
-from legroom.machine import host, interpreter
+from legroom.machine import interpreter
 from legroom.options import gpu as gpu_options
 from legroom.options import hooks
 
@@ -70,7 +70,7 @@ def _resolve_auto(cfg: Config) -> list[str]:
             "accumulation=auto divides batch.effective into batches that fit, and batch.effective is null. Type the "
             "number of samples, as in batch.effective=64."
         ]
-    if host.device(cfg) == "cpu":
+    if not cfg.target.on_gpu:
         return [
             "accumulation=auto chooses the largest batch that fits a GPU, and this job has none. "
             "Choose accumulation=x4, or leave it out."

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.machine import host
 from legroom.models import head, quantized
 from legroom.models.builder import Construction
 from legroom.options.hooks import Behaviour
@@ -37,7 +36,7 @@ class Apply(Behaviour):
 
 def _quantised(cfg: Config, construction: Construction, bits: int) -> PreTrainedModel:
     """The model with linear layers in `bits` bits; one process, and each of DDP's, has them on its GPU already."""
-    device = "cpu" if cfg.parallelism.sharded else host.device(cfg)  # a whole model that ranks share fits on no GPU
+    device = "cpu" if cfg.parallelism.sharded else cfg.target.device  # a whole model that ranks share fits on no GPU
     dtype = construction.settings["dtype"] = getattr(torch, cfg.precision.compute_dtype)
     if not construction.reads_weights:
         place = device if construction.weights else None

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection
 
 from legroom.config import Config
-from legroom.machine import host
 from legroom.options import hooks, task
 from legroom.options.hooks import Conflict, Cost, Dimension, Lever
 
@@ -30,7 +29,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     adapter, found = cfg.adapter, []
     if not cfg.adapter.is_used:
         return []
-    gpu = host.gpu(cfg)
+    gpu = cfg.target.gpu
     if (asked := task.task(cfg)) not in (None, "language_modelling", *task.OF_ROWS):
         found.append(f"adapter={adapter.name} is not supported with data.task={asked} yet. Leave one of them out.")
     if adapter.bits == 8 and gpu is not None and gpu.capability < INT8_CAPABILITY:

@@ -54,7 +54,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     name = cfg.model.attention
     if name != FLEX and name not in FLASH:
         return []
-    if host.device(cfg) == "cpu":
+    if not cfg.target.on_gpu:
         why = " to train: torch has no backward pass of it on a CPU" if name == FLEX else ""
         return [f"model.attention={name} needs a GPU{why}. {SDPA}"]
     if cfg.model.dropout and lacks_dropout(name):
@@ -63,7 +63,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 
 def _flash_problems(cfg: Config, package: Package) -> list[str]:
-    name, gpu = cfg.model.attention, host.gpu(cfg)
+    name, gpu = cfg.model.attention, cfg.target.gpu
     if gpu and gpu.capability < FLASH_CAPABILITY:
         return [
             f"model.attention={name} needs compute capability 8.0 (Ampere) or newer, which {gpu.name} does not have. "

@@ -1,7 +1,6 @@
 """checkpointing: recompute activations in the backward pass instead of keeping them."""
 
 from legroom.config import Config
-from legroom.machine import host
 from legroom.options import hooks
 from legroom.options.hooks import PASSES, Conflict, Cost, Dimension, Lever
 
@@ -12,7 +11,7 @@ COPIES = "what its copies between GPU and host take differs by machine, from a f
 
 def warnings(cfg: Config) -> list[str]:
     """What offload does not do."""
-    if cfg.checkpointing.name != "offload" or host.device(cfg) != "cpu":
+    if cfg.checkpointing.name != "offload" or cfg.target.on_gpu:
         return []
     return [
         "checkpointing=offload on a CPU is checkpointing=full: the layers' inputs are in the host's memory already."
@@ -26,7 +25,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
     levers = [
         Lever(f"checkpointing={option}", COSTS[option], (PASSES,))
         for option in stronger
-        if not (option == "offload" and host.device(cfg) == "cpu")
+        if not (option == "offload" and not cfg.target.on_gpu)
     ]
     if every > 1:
         levers.insert(0, Lever("checkpointing.every_n_layers=1", COSTS[name], (PASSES,)))

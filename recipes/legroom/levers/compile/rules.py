@@ -28,7 +28,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 
 def _compiler_problems(cfg: Config) -> list[str]:
-    if host.device(cfg) == "cuda":
+    if cfg.target.on_gpu:
         return gpu_problems("compile=true", "leave compile out")
     if not host.compiler():
         return ["compile=true needs a C++ compiler on a CPU (g++ or clang++): install one, or leave compile out."]

@@ -29,7 +29,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"kernels=liger has no kernels for model={cfg.model.name} ({cfg.model.family}). Choose model=llama_tiny or "
             "another llama, or kernels=none."
         )
-    if not cfg.predicts and host.device(cfg) == "cuda" and host.has("liger_kernel"):
+    if not cfg.predicts and cfg.target.on_gpu and host.has("liger_kernel"):
         found += gpu_problems("kernels=liger", "choose kernels=none")
     return found
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from legroom.config import Config
 from legroom.levers.compile.rules import gpu_problems
-from legroom.machine import host
 from legroom.options import hooks
 from legroom.options.hooks import STEP, Conflict, Cost, Dimension, Lever
 
@@ -43,7 +42,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 def _compiled_step_problems(cfg: Config) -> list[str]:
     """Why a step that is compiled on a GPU is not estimated for one, or cannot be compiled."""
-    if host.device(cfg) == "cpu":
+    if not cfg.target.on_gpu:
         return []
     if cfg.predicts:
         return [
@@ -56,7 +55,7 @@ def _compiled_step_problems(cfg: Config) -> list[str]:
 def warnings(cfg: Config) -> list[str]:
     """What the memory ledger does not see, and states whose rounding lets single weights leap."""
     found = [LEAPS.format(cfg.optim.name)] if cfg.optim.facts.rounds_to_zero else []
-    if not cfg.optim.compiles_step or host.device(cfg) == "cpu" or not cfg.measure.ledger:
+    if not cfg.optim.compiles_step or not cfg.target.on_gpu or not cfg.measure.ledger:
         return found
     return found + [
         f"optim={cfg.optim.name}: the five parts of memory are of its step as it is written; the training compiles it, "

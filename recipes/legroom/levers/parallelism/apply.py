@@ -6,7 +6,6 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
 
 from legroom.config import Config
-from legroom.machine import host
 from legroom.options.hooks import Behaviour
 from legroom.parallelism import accelerate_plugins, context, fsdp, pipeline, unwrap, zero
 from legroom.third_party import accelerate_private
@@ -34,14 +33,13 @@ class Apply(Behaviour):
 def model_on_device(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
     """The model on the device that the configuration runs on: whole, this rank's shards under FSDP
     or ZeRO-3, or its layers in a pipeline."""
-    device = host.device(cfg)
     if cfg.parallelism.sharded:
-        return fsdp.build_sharded(cfg, build_model, device)
+        return fsdp.build_sharded(cfg, build_model)
     model = build_model()
     if cfg.parallelism.stages:
         pipeline.split(model, cfg.parallelism)
     if cfg.parallelism.name == "zero":
-        zero.to_device(cfg, model, device)
+        zero.to_device(cfg, model)
     else:
-        model.to(device)  # pyright: ignore[reportArgumentType]  # transformers' decorator hides the method's self
+        model.to(cfg.target.device)  # pyright: ignore[reportArgumentType]  # transformers' decorator hides the method's self
     return model

@@ -10,7 +10,7 @@ from legroom.options import model_families
 PLANS_SINCE = "5.23"  # of transformers: the first that was tried
 
 
-def problems(cfg: Config, on_gpu: bool) -> list[str]:
+def problems(cfg: Config) -> list[str]:
     """Options that sharded weights do not support. For configurations that shard."""
     own, found = cfg.parallelism, []
     if cfg.optim.facts.needs_whole_weights:
@@ -31,7 +31,7 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
         found += machines_problems(cfg, "parallelism.shard_size", size)
     elif own.shard_size is not None:
         found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
-    if own.cpu_offload and not on_gpu:
+    if own.cpu_offload and not cfg.target.on_gpu:
         found.append("parallelism.cpu_offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
     found += _experts_problems(cfg) if own.experts else []
     return found + (_tensor_problems(cfg) if own.name == "fsdp_tp" else [])

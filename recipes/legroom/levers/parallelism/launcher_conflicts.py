@@ -3,7 +3,6 @@
 import os
 
 from legroom.config import Config
-from legroom.machine import host
 
 # Variable of `accelerate launch` -> the options of parallelism that mean the same.
 LAUNCHER_MODES = {
@@ -48,7 +47,7 @@ def problems(cfg: Config) -> list[str]:
     if _is_true("ACCELERATE_USE_DEEPSPEED") and cfg.parallelism.name == "zero":
         settings += _zero_settings(cfg)
         found += _unread(cfg)
-    if _is_true("ACCELERATE_USE_CPU") and host.device(cfg) == "cuda":
+    if _is_true("ACCELERATE_USE_CPU") and cfg.target.on_gpu:
         settings.append(("use_cpu", "cpu", "device", cfg.device))
     found += [
         f"the launcher has {key}, and the recipe {ours}={value}. Type {ours}={asked}, or take it {OUT}"

@@ -29,8 +29,8 @@ def processes(cfg: Config) -> int:
     if cfg.parallelism.one_process:
         return cfg.parallelism.num_processes or 1 if _is_played_dp(cfg) else 1
     rank = rank_info.current_rank()
-    on_gpu = host.device(cfg) == "cuda"
-    return rank.world_size if rank.launched else cfg.parallelism.num_processes or (len(host.gpus()) if on_gpu else 1)
+    own = len(host.gpus()) if cfg.target.on_gpu else 1
+    return rank.world_size if rank.launched else cfg.parallelism.num_processes or own
 
 
 def _is_played_dp(cfg: Config) -> bool:
@@ -69,7 +69,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Modes that this machine, the launcher or another option does not support."""
     mode, count = cfg.parallelism.name, cfg.parallelism.num_processes  # None if `resolve` has found a problem
     found = launcher_conflicts.problems(cfg)
-    on_gpu, visible = host.device(cfg) == "cuda", len(host.gpus())
+    on_gpu, visible = cfg.target.on_gpu, len(host.gpus())
     if _is_played_dp(cfg) and count == 1:
         found.append(
             "parallelism=dp: how many GPUs share the batch? Type parallelism.num_processes=2, or parallelism=single."
@@ -98,9 +98,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             "that sends gradients, and only the last of a step does. Leave it out."
         )
     if mode == "zero":
-        found += zero_rules.problems(cfg, on_gpu)
+        found += zero_rules.problems(cfg)
     elif cfg.parallelism.sharded:
-        found += fsdp_rules.problems(cfg, on_gpu)
+        found += fsdp_rules.problems(cfg)
     elif mode == "pipeline":
         found += pipeline_rules.problems(cfg)
     found += context_rules.problems(cfg) if cfg.parallelism.context and not cfg.parallelism.one_process else []
@@ -146,7 +146,7 @@ def warnings(cfg: Config) -> list[str]:
             "parallelism.experts: each expert is taken to get as many tokens as any other. A rank whose experts the "
             "router prefers needs more memory and time."
         )
-    if host.device(cfg) == "cpu" and (count or 1) > cores and not rank_info.current_rank().launched:
+    if not cfg.target.on_gpu and (count or 1) > cores and not rank_info.current_rank().launched:
         found.append(f"{count} ranks share {cores} cores: good for a test, not for speed.")
     return found
 

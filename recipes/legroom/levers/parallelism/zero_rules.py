@@ -3,7 +3,7 @@
 from legroom.config import Config
 
 
-def problems(cfg: Config, on_gpu: bool) -> list[str]:
+def problems(cfg: Config) -> list[str]:
     """Options that ZeRO does not support, or under which they would mean something else. For parallelism=zero alone."""
     own, found = cfg.parallelism, []
     if own.offload == "all" and own.stage != 3:
@@ -16,7 +16,7 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
             f"parallelism.offload={own.offload} is not estimated with parallelism.stage=3. Type parallelism.stage=2, "
             "or parallelism=fsdp parallelism.cpu_offload=true, whose memory is estimated."
         )
-    elif own.offload != "none" and not on_gpu and not cfg.predicts:
+    elif own.offload != "none" and not cfg.target.on_gpu and not cfg.predicts:
         found.append("parallelism.offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
     if cfg.optim.facts.needs_whole_weights:
         found.append(

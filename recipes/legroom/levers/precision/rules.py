@@ -4,7 +4,6 @@ from collections.abc import Collection
 from typing import Any
 
 from legroom.config import Config
-from legroom.machine import host
 from legroom.options import hooks, model_families
 from legroom.options.hooks import PASSES, STEP, Conflict, Cost, Dimension, Lever
 
@@ -14,7 +13,7 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
     return {
         "fp16": cfg.precision.name == "fp16",
         "bf16": cfg.precision.autocast == "bf16",
-        "tf32": cfg.precision.name == "tf32" if host.device(cfg) == "cuda" else None,
+        "tf32": cfg.precision.name == "tf32" if cfg.target.on_gpu else None,
     }
 
 
@@ -39,7 +38,7 @@ def warnings(cfg: Config) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """Smaller types: autocast for the activations, bf16 weights for the rest too."""
-    name, gpu = cfg.precision.name, host.gpu(cfg)
+    name, gpu = cfg.precision.name, cfg.target.gpu
     has_bf16 = gpu is None or gpu.capability >= (8, 0)
     wide = name in ("fp32", "tf32")
     costs = {
