@@ -135,9 +135,8 @@ def attend(
         size = query.shape[-1]
         scale = scale if scale is not None else size**-0.5
         padded = [torch.nn.functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key, value)]
-        return aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][
-            ..., :size
-        ]
+        out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
+        return out[..., :size]
     if attn_mask is not None:
         attn_mask = _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
     run = aten._scaled_dot_product_cudnn_attention if chosen == CUDNN else aten._scaled_dot_product_efficient_attention

@@ -6,7 +6,6 @@ ATen/autocast_mode.h in torch 2.13, the casts those of autocast_mode.cpp. torch 
 
 import contextlib
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 import yaml
 
+from legroom.measure.op_flops import tensors_in
 from legroom.third_party import torch_backend_private as backend
 from legroom.third_party.patching import patched
 from legroom.third_party.torch_private import overload_name, schema
@@ -125,9 +125,6 @@ class _Policies:
 
     def widest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """promote: in fp32 if an argument is fp32, in autocast's dtype otherwise."""
-        flat = itertools.chain.from_iterable(
-            v if isinstance(v, (list, tuple)) else [v] for v in (*args, *kwargs.values())
-        )
-        dtypes = {value.dtype for value in flat if self._eligible(value)}
+        dtypes = {value.dtype for value in tensors_in((*args, *kwargs.values())) if self._eligible(value)}
         lower = torch.get_autocast_dtype(self.device_type)
         return self._call(func, args, kwargs, torch.float32 if torch.float32 in dtypes else lower)

@@ -82,16 +82,14 @@ def libraries_on(
             from legroom.third_party import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
+            if eight_bit:
+                patches.enter_context(bitsandbytes_private.replaced_paged_memory(_paged_state))
         if attention_name in FLASH:
             kernels = transformers_models_private.replaced_attention(attention_name, attention.of_package)
             patches.enter_context(kernels)
         if fake.capability is not None:
             accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})
             patches.enter_context(accelerate_private.replaced_accelerator(accelerator))
-            if eight_bit:
-                from legroom.third_party import bitsandbytes_private
-
-                patches.enter_context(bitsandbytes_private.replaced_paged_memory(_paged_state))
         yield
 
 
@@ -113,10 +111,8 @@ def rank_of(cfg: Config, fake: FakeDevice, rank: int) -> Iterator[None]:
     They run on torch's "fake" process group, which communicates nothing.
     """
     count = cfg.parallelism.world_size
-    if (
-        count == 1 and not cfg.parallelism.sharded and cfg.parallelism.name != "zero"
-    ):  # nor does Accelerate use DDP for one GPU
-        yield
+    if count == 1 and not cfg.parallelism.sharded and cfg.parallelism.name != "zero":
+        yield  # nor does Accelerate use DDP for one GPU
         return
     environment = dict(os.environ)  # Accelerate writes to it, too
     here = gpu_options.ranks_per_machine(cfg)

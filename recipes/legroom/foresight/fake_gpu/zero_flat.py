@@ -29,17 +29,16 @@ class Group:
 class FlatRank(ZeroSteps):
     """One rank: whole weights; gradients are reduced in buckets, and kept where the rank has a part of their weight."""
 
-    def __init__(self, cfg: Config, accelerator: Any, optimizer: torch.optim.Optimizer, bucket: int):
-        super().__init__(cfg, optimizer)
-        self.stage, self.bucket, self.accelerator = cfg.parallelism.stage, bucket, accelerator
-        self.weights = [weight for group in optimizer.param_groups for weight in trained(group)]
+    def __init__(self, cfg: Config, loop: Any):
+        super().__init__(cfg, loop)
+        self.stage, groups = cfg.parallelism.stage, self.optimizer.param_groups
+        self.weights = [weight for group in groups for weight in trained(group)]
         self.rank = max(range(self.ranks), key=self._kept_elements)
-        self.groups = [self._flattened(group) for group in optimizer.param_groups]
+        self.groups = [self._flattened(group) for group in groups]
         self.mine = {weight for group in self.groups for weight, *_ in group.mine}
         self.kept: torch.Tensor | None = None  # the reduced gradients of these
-        self.kept_elements = self.elements = 0
-        self.buffer: torch.Tensor | None = None
-        self.waiting: Tensors = []  # weights with gradients in the buffer, or one whose gradient is too large for it
+        self.kept_elements = 0
+        self.buffer: torch.Tensor | None = None  # of gradients that wait; one that is larger has none
         for weight in self.weights:
             weight.register_post_accumulate_grad_hook(self._ready)
 

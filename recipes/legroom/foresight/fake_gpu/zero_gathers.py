@@ -21,18 +21,19 @@ class Gather:
     def __init__(self, weights: Tensors, shapes: dict[torch.Tensor, torch.Size], ranks: int):
         self.weights, self.shapes, self.buffer = weights, shapes, None
         parts = [part_of(weight) for weight in weights]
+        device = weights[0].device  # a part may be on the host
         if ranks == 1:
             for weight, part in zip(weights, parts):
-                weight.data = self._shaped(part, weight)
+                weight.data = self._shaped(part.to(device), weight)
             return
         elements = sum(part.numel() for part in parts)
-        buffer = parts[0].new_empty(ranks * elements)
+        buffer = parts[0].new_empty(ranks * elements, device=device)
         if len(weights) == 1:
-            dist.all_gather_into_tensor(buffer, parts[0])
+            dist.all_gather_into_tensor(buffer, parts[0].to(device))
             weights[0].data = self._shaped(buffer, weights[0])
             return
         own = buffer.narrow(0, 0, elements)
-        torch.cat(parts, out=own)
+        torch.cat([part.to(device) for part in parts], out=own)
         dist.all_gather_into_tensor(buffer, own)
         self.buffer = buffer
 
@@ -66,7 +67,6 @@ class Coordinator:
         self.whole: set[torch.Tensor] = set()
         self.users: dict[torch.Tensor, set[nn.Module]] = {weight: set() for weight in shapes}
         self.order: list[nn.Module] = []  # of the fetches of the pass that is recorded
-        self.recorded = self.complete = False
         self.begin_pass()
 
     def begin_pass(self) -> None:
@@ -76,8 +76,7 @@ class Coordinator:
         self.whole |= self.flying.keys()
         self.free(list(self.flying))
         self.flying.clear()
-        self.complete = self.recorded and bool(self.order)
-        self.recorded = True
+        self.complete = bool(self.order)
         self.step, self.available = 0, 0
         self.queue = deque((weight, at) for at, module in enumerate(self.order) for weight in self._own(module))
         self.fetched_for: dict[torch.Tensor, int] = {}

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from legroom.foresight.fake_gpu.zero_flat import FlatRank, trained
-
-HOST = torch.device("cpu")
+from legroom.foresight.fake_gpu.zero_steps import HOST
 
 
 class OffloadedRank(FlatRank):
@@ -24,7 +23,6 @@ class OffloadedRank(FlatRank):
         self.gradients = [torch.zeros_like(group.master) for group in self.groups]
         self.copies = [torch.zeros_like(group.master) for group in self.groups]  # of the weights, for the way back
         self.earlier: dict[torch.Tensor, torch.Tensor] = {}  # sums of gradients, on the host
-        self.norms: list[torch.Tensor] = []
         self.micro_batch = 0
 
     def _kept_elements(self, rank: int) -> int:

@@ -13,7 +13,6 @@ from legroom.config import Config
 from legroom.foresight.fake_gpu.zero_flat import FlatRank
 from legroom.foresight.fake_gpu.zero_offload import OffloadedRank
 from legroom.foresight.fake_gpu.zero_shards import ShardedRank
-from legroom.parallelism.unwrap import inner_optimizer
 
 
 class ZeroModel(torch.nn.Module):
@@ -33,16 +32,9 @@ class ZeroModel(torch.nn.Module):
 
 def attach(cfg: Config, loop: Any) -> list[str]:
     """Let the loop's step be that of DeepSpeed's engine. Returns what is assumed, for the record."""
-    optimizer, model = inner_optimizer(loop.optimizer), loop.bare_model
-    width, rank = model.config.hidden_size, 0
-    if cfg.parallelism.fetches_ahead:  # Accelerate's values for 'auto'
-        engine = ShardedRank(cfg, model, optimizer, width**2, int(0.9 * width**2), 10 * width)
-    else:
-        engine = (FlatRank if cfg.parallelism.offload == "none" else OffloadedRank)(
-            cfg, loop.accelerator, optimizer, width**2
-        )
-        rank = engine.rank
+    own = cfg.parallelism
+    engine = (ShardedRank if own.fetches_ahead else FlatRank if own.offload == "none" else OffloadedRank)(cfg, loop)
     loop.accelerator.backward = engine.backward
     loop.accelerator.clip_grad_norm_ = lambda *_: None
-    optimizer.step = engine.step
-    return [f"rank {rank} of {cfg.parallelism.world_size} is estimated, which holds most."] if rank else []
+    engine.optimizer.step = engine.step
+    return [f"rank {engine.rank} of {own.world_size} is estimated, which holds most."] if engine.rank else []

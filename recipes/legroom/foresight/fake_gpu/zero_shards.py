@@ -11,49 +11,58 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from legroom.config import Config
 from legroom.foresight.fake_gpu.zero_gathers import Coordinator, part_of
-from legroom.foresight.fake_gpu.zero_steps import Tensors, ZeroSteps, joined, placed
+from legroom.foresight.fake_gpu.zero_steps import HOST, Tensors, ZeroSteps, joined, placed
 
 SUB_GROUP_ELEMENTS = 10**9  # DeepSpeed's default: of this rank's parts, stepped on at a time
+NORM_ELEMENTS = 250_000_000  # of a gradient of the host's optimizer, whose norm is computed at a time
 
 
 class ShardedRank(ZeroSteps):
-    """Stage 3 on one rank: a part of each weight, of its gradient and of its optimizer's states."""
+    """Stage 3 on one rank: a part of each weight, of its gradient and of its optimizer's states.
 
-    def __init__(
-        self, cfg: Any, model: nn.Module, optimizer: torch.optim.Optimizer, bucket: int, ahead: int, small: int
-    ):
-        super().__init__(cfg, optimizer)
-        self.bucket, self.elements, self.waiting = bucket, 0, list[torch.Tensor]()
-        self.settings: list[dict[str, Any]] = []
+    With offload=optimizer the gradients, the states and the step are the host's; with offload=all the weights, too,
+    of which each gather copies a part to the GPU. Where Accelerate is asked for 'auto', the values are Accelerate's.
+    """
+
+    def __init__(self, cfg: Config, loop: Any):
+        super().__init__(cfg, loop)
+        model, own, width = loop.bare_model, cfg.parallelism, loop.bare_model.config.hidden_size
         self.first = True
         shapes: dict[torch.Tensor, torch.Size] = {weight: weight.shape for weight in model.parameters()}
-        self.places = {weight: place for place, weight in enumerate(shapes)}
+        self.coordinator = Coordinator(shapes, self.ranks, int(0.9 * width**2), own.live_parameters)
         self.working: dict[nn.Module, None] = {}  # in the backward pass
-        self.masters: list[tuple[torch.Tensor, torch.Tensor, Tensors]] = []  # (parts, copy of them, weights)
-        groups = [(group, weights) for group in optimizer.param_groups for weights in self._sub_groups(group["params"])]
+        # (settings of the optimizer, parts, copy of them, weights)
+        self.masters: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor, Tensors]] = []
+        self.offloads, device = own.offload != "none", next(iter(shapes)).device
+        at_rest = HOST if own.offload == "all" else device  # where parts of weights are
+        self.gradients: dict[torch.Tensor, torch.Tensor] = {}  # of the masters, on the host
+        self.to_step: dict[torch.Tensor, torch.Tensor] = {}  # of each weight, in these
         for weight in shapes:
-            weight.ds_persist = weight.numel() <= small  # type: ignore[attr-defined]
+            weight.ds_persist = weight.numel() <= 10 * width  # type: ignore[attr-defined]
             if weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(self._ready)
             else:
-                weight.ds_tensor = weight.new_empty(self._size(weight))  # type: ignore[attr-defined]
-        for group, weights in groups:
-            sizes = [self._size(weight) for weight in weights]
-            flat = weights[0].new_empty(sum(sizes))
-            for weight, part in zip(weights, flat.split(sizes)):
-                weight.ds_tensor = part  # type: ignore[attr-defined]
-            self.masters.append((flat, flat.clone().requires_grad_(), weights))
-            self.settings.append(group)
-        for group in optimizer.param_groups:
+                weight.ds_tensor = weight.new_empty(self._size(weight), device=at_rest)  # type: ignore[attr-defined]
+        for group in self.optimizer.param_groups:
+            for weights in self._sub_groups(group["params"]):
+                sizes = [self._size(weight) for weight in weights]
+                flat = weights[0].new_empty(sum(sizes), device=at_rest)
+                for weight, part in zip(weights, flat.split(sizes)):
+                    weight.ds_tensor = part  # type: ignore[attr-defined]
+                master = flat.to(HOST if self.offloads else device).clone().requires_grad_()
+                if self.offloads:
+                    master.grad = self.gradients[master] = torch.zeros_like(master)
+                    self.to_step.update(zip(weights, master.grad.split(sizes)))
+                self.masters.append((group, flat, master, weights))
             group["params"] = []
         for weight in shapes:
             weight.data = weight.new_empty(0)
-        self.buffer = self.masters[0][0].new_empty(bucket)
-        kept = self.buffer.new_zeros(sum(len(flat) for flat, *_ in self.masters))
         trained = [weight for *_, weights in self.masters for weight in weights]
-        self.kept = dict(zip(trained, kept.split([part_of(weight).numel() for weight in trained])))
-        self.coordinator = Coordinator(shapes, self.ranks, ahead, cfg.parallelism.live_parameters)
+        sizes = [part_of(weight).numel() for weight in trained]
+        self.buffer = part_of(trained[0]).new_empty(self.bucket, device=device)
+        self.kept = dict(zip(trained, self.masters[0][2].new_zeros(sum(sizes)).split(sizes)))
         model.register_forward_pre_hook(lambda *_: self.coordinator.begin_pass())
         for module in model.modules():
             self._follow(module)
@@ -124,7 +133,7 @@ class ShardedRank(ZeroSteps):
         """Reduce and scatter the gradients that wait, and keep this rank's part."""
         if not self.waiting:
             return
-        self.waiting.sort(key=lambda weight: self.places[weight])
+        self.waiting.sort(key=self.coordinator.places.__getitem__)
         gradients = [weight.grad.view(-1) for weight in self.waiting if weight.grad is not None]
         sizes = [part_of(weight).numel() for weight in self.waiting]
         padding = sum(sizes) * self.ranks - sum(map(len, gradients))
@@ -133,7 +142,17 @@ class ShardedRank(ZeroSteps):
         own = sent.narrow(0, 0, sum(sizes))
         dist.reduce_scatter_tensor(own, sent)
         for weight, part in zip(self.waiting, own.split(sizes)):
-            (self.kept[weight].copy_ if self.first else self.kept[weight].add_)(part)
+            gradient = self.kept[weight]
+            if self.first:
+                gradient = gradient.copy_(part).to(part.device)
+            else:  # what is on the host is added to on the GPU
+                summed = gradient.to(part.device).add_(part)
+                if summed is not gradient:
+                    gradient.copy_(summed)
+                gradient = summed
+            if self.offloads and self.accelerator.sync_gradients:
+                self.norms += [piece.double().norm(2) for piece in gradient.split(NORM_ELEMENTS)]
+                self.to_step[weight].copy_(gradient)
             weight.grad = None
         self.waiting, self.elements = [], 0
 
@@ -146,17 +165,20 @@ class ShardedRank(ZeroSteps):
         coordinator.arrive(list(coordinator.flying))
         for users in coordinator.users.values():
             users.clear()
-        coordinator.free(list(self.places))
-        scale = self.scale([[self.kept[weight] for weight in weights] for *_, weights in self.masters])
-        for (flat, master, weights), group in zip(self.masters, self.settings):
-            master.grad = joined([self.kept[weight] for weight in weights])
+        coordinator.free(list(coordinator.places))
+        for _ in self.masters if self.offloads else ():
+            dist.all_reduce(self.buffer.new_zeros(1))
+        scale = 1.0 if self.offloads else self.scale([[self.kept[w] for w in weights] for *_, weights in self.masters])
+        for group, flat, master, weights in self.masters:
+            master.grad = self.gradients[master] if self.offloads else joined([self.kept[weight] for weight in weights])
             master.grad.mul_(scale)
             group["params"] = [master]
             self.bare_step()
             group["params"] = []
             flat.copy_(master)
-            master.grad = None
-        persistent = [weight for weight in self.places if weight.ds_persist]  # type: ignore[attr-defined]
+            master.grad = master.grad if self.offloads else None
+        self.norms.clear()
+        persistent = [weight for weight in coordinator.places if weight.ds_persist]  # type: ignore[attr-defined]
         for weight in persistent:
             coordinator.gather([weight])
         coordinator.arrive(persistent)

@@ -1,19 +1,32 @@
 """What all stages of parallelism=zero on the fake device have in common: the optimizer's step on flat parts."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from legroom.config import Config
+from legroom.parallelism.unwrap import inner_optimizer
 
 Tensors = list[torch.Tensor]
+HOST = torch.device("cpu")
 
 
 class ZeroSteps:
-    """An optimizer of flat parts. A stage has its own `backward` and `step`; the optimizer's is `bare_step`."""
+    """An optimizer of flat parts. A stage has its own `backward` and `step`; the optimizer's is `bare_step`.
 
-    def __init__(self, cfg: Config, optimizer: torch.optim.Optimizer):
+    waiting: weights whose gradients are to be reduced, of `elements` in all, so many as the bucket holds. Its size is
+    Accelerate's for 'auto'.
+    """
+
+    rank = 0
+
+    def __init__(self, cfg: Config, loop: Any):
         self.ranks, self.clip = cfg.parallelism.world_size, cfg.train.max_grad_norm
-        self.optimizer, self.bare_step = optimizer, optimizer.step
+        self.optimizer, self.accelerator = inner_optimizer(loop.optimizer), loop.accelerator
+        self.bare_step = self.optimizer.step
+        self.bucket, self.elements, self.waiting = loop.bare_model.config.hidden_size**2, 0, list[torch.Tensor]()
+        self.norms: Tensors = []  # of the gradients that are copied to the host
 
     def scale(self, gradients: list[Tensors]) -> torch.Tensor:
         """By what clipping multiplies: from the norm in fp64, group by group. DeepSpeed computes it in any case."""

@@ -11,12 +11,7 @@ def problems(cfg: Config) -> list[str]:
             f"parallelism.offload=all moves weights that only stage 3 shards, not stage {own.stage}. "
             "Type parallelism.stage=3, or parallelism.offload=optimizer."
         )
-    if own.offload != "none" and own.stage == 3 and cfg.predicts:
-        found.append(
-            f"parallelism.offload={own.offload} is not estimated with parallelism.stage=3. Type parallelism.stage=2, "
-            "or parallelism=fsdp parallelism.cpu_offload=true, whose memory is estimated."
-        )
-    elif own.offload != "none" and not cfg.target.on_gpu and not cfg.predicts:
+    if own.offload != "none" and not cfg.target.on_gpu and not cfg.predicts:
         found.append("parallelism.offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
     if cfg.optim.facts.needs_whole_weights:
         found.append(
