@@ -110,6 +110,16 @@ def test_sharded_weights_are_gathered_on_the_host_and_replicas_are_held_each():
     assert gathered == held_sharded  # the shards, and the whole weights on rank 0
 
 
+def test_states_that_are_offloaded_are_shared_out_between_the_ranks():
+    """ZeRO loads the whole weights on each rank; one copy of gradients and states is on the host of all."""
+    words = ["recipe=estimate", "gpu=a100_80gb", "model=bert_tiny", "parallelism=zero", "parallelism.stage=3"]
+    cfg = compose(*words, "parallelism.offload=optimizer", "parallelism.num_processes=4").cfg
+    (_, one, _), (_, four, _) = (next(iter(host_memory.needs(cfg, ranks))) for ranks in (1, 4))
+    weights = host_memory.sizes(cfg)[0]
+    assert (one, four - one) == (4 * weights, 3 * weights)
+
+
 def test_the_warning_is_in_the_record(train):
-    run = train("launch.memory_limit_gib=0.000001", status=None)
+    sizes = ["model.width=512", "model.feed_forward=2048", "model.layers=2"]  # some 100 MiB; what is said takes some
+    run = train("launch.memory_limit_gib=0.05", *sizes, status=None)
     assert any("launch.memory_limit_gib" in text for text in run.record.warnings)

@@ -44,11 +44,12 @@ def needs(cfg: Config, local_ranks: int) -> Iterator[tuple[str, int, str]]:
     states = trained * 2 * 4 // itemsize if cfg.optim.name in WITH_TWO_STATES else 0
     on_host, copies = on_cpu or own.steps_on_host, local_ranks // (own.stages or 1)
     ranks = 1 if sharded else max(1, copies)
+    steps = 1 if own.steps_on_host else ranks  # ranks whose step is the host's share its states out
     gradients = trained * cfg.optim.keeps_gradients
     what = "weights, gradients and optimizer states" if on_host and trained else "the weights"
     smaller = "Choose a smaller model, or precision=bf16_pure, or see recipe=estimate."
-    yield what, ranks * (weights + (gradients + states if on_host else 0)), smaller
-    held = ranks * (weights + states) if on_host else 0  # between two steps
+    yield what, ranks * weights + (steps * (gradients + states) if on_host else 0), smaller
+    held = steps * (weights + states) if on_host else 0  # between two steps
     if cfg.save.every_steps:
         rarer = "Leave save.every_steps out, or choose an optimizer with smaller states."
         yield "a checkpoint beside what is trained", held + trained + states, rarer
