@@ -127,6 +127,18 @@ def test_stage_3_keeps_on_the_host_what_it_is_told_to(tmp_path):
     assert largest[1]["parameters"] == small == pytest.approx(largest[0]["parameters"] - kept, rel=0.01)
 
 
+def test_stage_2_copies_sums_of_gradients_over_the_bus(tmp_path):
+    """Of R bytes that are this rank's: gradients to the optimizer, and weights back; and for each further micro-batch
+    whole gradients, of which other ranks have parts too, to the host and from it."""
+    mode = ["parallelism=zero", "parallelism.num_processes=2", "parallelism.stage=2", OFFLOAD]
+    one, two, three = (foreseen(tmp_path, *GPU, *mode, f"accumulation.steps={n}") for n in (1, 2, 3))
+    copied = [_moved(each, HOST_COPY) for each in (one, two, three)]
+    own, whole = 4 * one.parameter_count / 2, 4 * one.parameter_count
+    assert own * 2 <= copied[0] < own * 2.2
+    further = (copied[1] - copied[0], copied[2] - copied[1])
+    assert 2 * own < further[1] < 2 * whole and further[1] < further[0] < 2 * further[1]
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_stage_3_copies_parts_over_the_bus(tmp_path, steps):
     """Of R bytes: gradients to the host and back for each micro-batch, once more to the optimizer, and weights back;

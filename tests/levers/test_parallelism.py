@@ -543,3 +543,14 @@ def test_a_plan_with_packed_matrices_is_refused_before_anything_is_split():
 
     with pytest.raises(Refusal, match=r"experts\.gate_up_proj as packed matrices.*Choose parallelism=fsdp"):
         fsdp.split(Packed(Llama4TextConfig()), None, "all")
+
+
+def test_units_by_size_begin_at_the_children_and_leave_out_what_is_shared():
+    """The model itself gathers what is in no unit."""
+    inner = torch.nn.Sequential(torch.nn.Linear(10, 10, bias=False), torch.nn.Linear(10, 10, bias=False))
+    first, second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    model = torch.nn.ModuleDict({"inner": inner, "first": first, "second": second})
+    assert fsdp.units(model, "size", 100) == [inner[1], inner[0]]
+    assert fsdp.units(model, "size", 101) == [inner] and fsdp.units(model, "size", 201) == []
+    assert fsdp.units(model, "size", 1) == [inner[1], inner[0]] and fsdp.units(model, "none") == []

@@ -11,7 +11,7 @@ import re
 import pytest
 from conftest import compose
 
-from legroom.records import atomic_file, record, record_file
+from legroom.records import atomic_file, record, record_file, regular_file
 from legroom.records.environment import VARIABLES
 from legroom.records.record import Evaluation, Memory, Speed, Training
 
@@ -37,6 +37,13 @@ def filled():
 def test_a_record_comes_back_as_it_was(filled, tmp_path):
     record_file.write(filled, tmp_path)
     assert record_file.read(tmp_path) == filled
+
+
+def test_a_file_may_have_as_many_bytes_as_are_allowed_and_not_one_more(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert regular_file.read(tmp_path / "file", most_bytes=5) == b"12345"
+    with pytest.raises(ValueError, match="larger than 4 bytes"):
+        regular_file.read(tmp_path / "file", most_bytes=4)
 
 
 def test_an_empty_record_comes_back_as_it_was(tmp_path):

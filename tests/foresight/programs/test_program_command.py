@@ -131,3 +131,17 @@ def test_an_error_of_syntax_is_shown_as_the_scripts(tmp_path, capsys):
     assert (
         "script.py" in shown and "runpy" not in shown and shown.rstrip().endswith("SyntaxError: '(' was never closed")
     )
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [("24GiB", 24 * 2**30), ("2.5", 5 * 2**29), ("24GB", 24 * 10**9), ("900 MiB", 900 * 2**20), ("1M", 2**20)],
+)
+def test_a_budget_has_its_unit(text, size):
+    assert check.parsed(check._parser(), ["--budget", text, "train.py"]).budget == size
+
+
+def test_a_size_without_a_unit_that_is_known_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        check.parsed(check._parser(), ["--budget", "24 TB", "train.py"])
+    assert "24GiB, 24GB or 900MiB" in capsys.readouterr().err

@@ -44,7 +44,7 @@ class OffloadedRank(FlatRank):
         gradient, ends = weight.grad.view(-1), self.accelerator.sync_gradients
         if self.micro_batch or not ends:
             if weight not in self.earlier:
-                self.earlier[weight] = torch.zeros_like(gradient, device=HOST)
+                self.earlier[weight] = torch.zeros(gradient.shape, dtype=gradient.dtype)
             if self.micro_batch:
                 gradient.add_(self.from_host.narrow(0, 0, len(gradient)).copy_(self.earlier[weight]))
             self.earlier[weight].copy_(gradient)
