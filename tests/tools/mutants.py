@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from checkout import ROOT
 
@@ -55,6 +56,7 @@ SECONDS = 600  # for one run of tests; a change that makes them hang is noticed
 MOST_TESTS, MOST_SECONDS = 60, 120  # of a stage: the quickest tests
 
 
+SERVERS: dict[Path, Any] = {}  # checkout -> the process that runs its tests (forked_pytest.py)
 LEFT_OUT: list[str] = []  # tests that fail without a change, too, as in a copy without git, or not every time
 
 
@@ -121,20 +123,24 @@ def noticed(mutant: Mutant, checkout: Path, stages: list[list[str]]) -> str:
 
 def first_failure(checkout: Path, arguments: list[str]) -> str:
     """Run pytest in the checkout. The first test that fails, "timeout" or "exit code N" without one, or ""."""
-    environment = os.environ | {
-        "PYTHONPATH": str(checkout / "recipes"),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *arguments]
-    try:
-        ended = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
+    if checkout not in SERVERS:
+        environment = os.environ | {
+            "PYTHONPATH": str(checkout / "recipes"),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        command = [sys.executable, str(ROOT / "tests" / "tools" / "forked_pytest.py")]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        SERVERS[checkout] = subprocess.Popen(command, cwd=checkout, env=environment, **pipes)
+    server = SERVERS[checkout]
+    request = [SECONDS, "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *arguments]
+    print(json.dumps(request), file=server.stdin, flush=True)
+    code, *failed = json.loads(server.stdout.readline())
+    if code is None:
         return "timeout"
-    if ended.returncode in (0, NO_TESTS):
+    if code in (0, NO_TESTS):
         return ""
-    failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split(" - ")[0].split(" ", 1)[1] if failed else f"exit code {ended.returncode}"
+    return failed[0].split(" - ")[0].split(" ", 1)[1] if failed else f"exit code {code}"
 
 
 def table(before: dict[Mutant, str], after: dict[Mutant, str], seed: int) -> str:
