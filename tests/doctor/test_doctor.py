@@ -13,7 +13,7 @@ from conftest import ROOT
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
 from legroom.cli import doctor
-from legroom.doctor import checks, lines, probe
+from legroom.doctor import checks, gpu_page, lines, probe
 from legroom.machine import host, requirements
 
 # --- the network between machines --------------------------------------------------------------------
@@ -342,3 +342,20 @@ def test_an_unknown_argument_is_refused_before_anything_is_tried(monkeypatch, ca
     with pytest.raises(SystemExit) as ended:
         doctor.main([argument])
     assert ended.value.code == 2 and argument in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "capability, missing",
+    [
+        ((7, 5), ["tf32 (from 8.0)", "bf16 (from 8.0)", "fp8 (from 8.9)", "flash attention 2 (from 8.0)"]),
+        ((8, 0), ["fp8 (from 8.9)"]),
+        ((8, 9), []),
+    ],
+)
+def test_what_a_card_supports_begins_at_its_capability(capability, missing):
+    found, card = SimpleNamespace(version=lambda name: "2.8"), SimpleNamespace(capability=capability)
+    said, _, lacking = gpu_page.supports(found, card).partition("not ")
+    assert lacking == ", ".join(missing)
+    assert [name for name in ("tf32", "bf16", "fp8", "flash attention 2") if name in said] == [
+        name for name in ("tf32", "bf16", "fp8", "flash attention 2") if not any(name in each for each in missing)
+    ]

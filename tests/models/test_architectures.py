@@ -252,3 +252,16 @@ def test_an_estimate_of_a_step_that_depends_on_values_is_refused_in_words(train,
     record = train(*overrides, "gpu=rtx4090_24gb", "device=auto", status="refused").record
     assert "cannot follow" in record.error.message and "train.max_steps" in record.error.message
     assert "\n" not in record.error.message
+
+
+@pytest.mark.parametrize("own, pad, expected", [(5, 0, 5), (1, 0, 0), (1, 1, 0), (None, 3, 3), (9999, 3, 3)])
+def test_padding_is_never_the_token_at_which_a_classifier_reads(own, pad, expected):
+    config = transformers.T5Config(vocab_size=64, eos_token_id=1, pad_token_id=own)
+    architectures.set_special_ids(config, pad, "classification")
+    assert config.pad_token_id == expected
+
+
+def test_padding_of_other_models_stays_what_it_is():
+    config = transformers.LlamaConfig(vocab_size=64, eos_token_id=1, pad_token_id=1)
+    architectures.set_special_ids(config, 0, "classification")
+    assert config.pad_token_id == 1
