@@ -10,6 +10,7 @@ import transformers
 from conftest import CONF, ROOT, compose
 from transformers.training_args import OptimizerNames
 
+from legroom.config.target import Target
 from legroom.levers.optim import optimizer, rules
 from legroom.machine import host
 from legroom.options import menus, training_arguments
@@ -290,3 +291,13 @@ def test_every_optimizer_trains_on_a_gpu_the_same_in_both_recipes(train, option)
 def test_states_whose_rounding_lets_weights_leap_are_warned_of(name, leaps):
     cfg = compose("device=cpu", f"optim={name}").cfg
     assert any("learning rates" in line for line in rules.warnings(cfg)) == leaps
+
+
+def test_a_step_that_a_gpu_compiles_is_not_estimated_and_its_parts_are_said_to_be_of_another():
+    estimate = compose("recipe=estimate", "gpu=a100_80gb", "optim=adamw4bit")
+    assert any("its step is compiled there" in line for line in estimate.problems)
+    cfg = compose("device=cpu", "optim=adamw4bit").cfg
+    on_cpu = rules.warnings(cfg)
+    cfg.target = Target("cuda", None)
+    (more,) = set(rules.warnings(cfg)) - set(on_cpu)
+    assert "the training compiles it" in more
