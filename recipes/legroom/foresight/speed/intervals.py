@@ -18,6 +18,9 @@ AMPERE = (8, 0)
 OLDER_GPUS = 1 / 3  # the least error of GPUs before Ampere: few of their steps are published
 ADAPTERS = 3.0  # the upper end of steps beside frozen weights, in errors: published ones took 3 to 23 % longer
 WIDEST = 2.0
+# The upper end of steps whose ranks share out experts, as a share of the prediction: the three published ones took 1.5,
+# 1.9 and 2.0 times what is predicted (docs/results/published_ranks.md).
+SHARED_EXPERTS = 2.0
 
 
 def device(gpu: Gpu, reached: Efficiencies, error: float, beside_frozen: bool) -> tuple[float, float]:

@@ -117,6 +117,12 @@ class Tally:
         for counts in self.counts.values():
             yield from counts.items()
 
+    @property
+    def shares_experts(self) -> bool:
+        """Whether tokens travel to the experts of other ranks."""
+        names = " ".join(one.name for one, _ in self.operations())
+        return all(any(part in names for part in parts) for parts in (ops.GROUPED_PRODUCTS, AWAITED_COLLECTIVES))
+
     def without_fusible(self) -> Tally:
         """The operations that torch.compile cannot join to others, each a call of the host. The optimizer's step, which
         it does not compile, is as it was."""
