@@ -52,6 +52,19 @@ SMALL = [
 ]
 
 
+def bare_model(cfg):
+    """(the model as `builder` makes it, before any lever, its data) of a resolved configuration."""
+    from legroom.data import dataset
+    from legroom.models import builder, head
+    from legroom.options import task
+
+    architecture = builder.configuration(cfg)
+    asked = task.task_of(cfg, architecture)
+    labels = head.pretrained_labels(cfg, architecture, asked)
+    data = dataset.build_data(cfg, asked, architecture.vocab_size, labels)
+    return builder.build_model(cfg, architecture, data), data
+
+
 def small(*overrides: str) -> list[str]:
     """SMALL and the overrides, with the sizes that only some options have (`model=llama_*`: kv_heads).
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from conftest import compose, small
+from conftest import bare_model, compose, small
 
-from legroom.data import dataset
-from legroom.models import builder
-from legroom.options import task, validate
+from legroom.options import validate
 from legroom.records import run_folder
 
 pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
@@ -33,8 +31,7 @@ def test_the_merged_model_answers_as_the_adapter_did(train, words):
     folder = run.folder / run_folder.MODEL_FOLDER
     cfg = compose(*small("recipe=accelerate", f"model.pretrained={folder}")).cfg
     cfg.data.eval_samples = run.record.config["data"]["eval_samples"]
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    _, rows = bare_model(cfg)
     kind = (
         transformers.AutoModelForCausalLM if "bert" not in words[0] else transformers.AutoModelForSequenceClassification
     )

@@ -7,17 +7,17 @@ import json
 import pytest
 import torch
 import transformers
-from conftest import compose
+from conftest import bare_model, compose
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from legroom.checkpoint import reopened
-from legroom.data import byte_tokenizer, dataset
+from legroom.data import byte_tokenizer
 from legroom.errors import Refusal
 from legroom.levers.adapter import apply as adapter
 from legroom.machine import host
-from legroom.models import builder, trained
-from legroom.options import task, validate
+from legroom.models import trained
+from legroom.options import validate
 from legroom.records import checkpoint_files, record_file, run_folder
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
@@ -91,9 +91,7 @@ def test_peft_opens_what_was_saved_and_it_answers_as_it_was_evaluated(train, mod
     assert run.record.config["train"]["learning_rate"] == 0.05
     cfg = compose("recipe=accelerate", "device=cpu", "data.seq_len=32", *asked).cfg
     cfg.data.eval_samples = run.record.config["data"]["eval_samples"]
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    bare = builder.build_model(cfg, architecture, rows)
+    bare, rows = bare_model(cfg)
     answers = peft.PeftModel.from_pretrained(bare, str(run.folder / run_folder.MODEL_FOLDER)).eval()
     batch = {key: torch.stack([row[key] for row in rows.eval]) for key in rows.eval[0]}
     with torch.no_grad():
@@ -135,9 +133,7 @@ def test_named_layers_alone_have_an_adapter():
     cfg = compose(
         "device=cpu", "model=llama_tiny", "adapter=lora", "adapter.targets=[q_proj,v_proj]", "adapter.rank=4"
     ).cfg
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    model = adapter.with_adapter(cfg, builder.build_model(cfg, architecture, rows))
+    model = adapter.with_adapter(cfg, bare_model(cfg)[0])
     trained = {name.split(".")[-4]: weight for name, weight in model.named_parameters() if weight.requires_grad}
     assert set(trained) == {"q_proj", "v_proj"} and 4 in trained["q_proj"].shape
 
@@ -150,9 +146,7 @@ def test_an_adapter_is_trained_in_the_type_of_the_weights(name, precision, dtype
         pytest.importorskip("bitsandbytes")
     words = [f"adapter={name}", f"precision={precision}", "model=llama_tiny", "adapter.dora=true"]
     cfg = compose("device=cpu", *words).cfg
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    model = adapter.with_adapter(cfg, builder.build_model(cfg, architecture, rows))
+    model = adapter.with_adapter(cfg, bare_model(cfg)[0])
     assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {dtype}
 
 

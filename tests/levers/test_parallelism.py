@@ -9,7 +9,7 @@ import os
 
 import pytest
 import torch
-from conftest import compose, small
+from conftest import bare_model, compose, small
 
 from legroom.cli import entry_point
 from legroom.data import data_loader
@@ -267,14 +267,7 @@ def test_an_epoch_can_begin_in_its_middle():
     ],
 )
 def test_units(words, wrap, minimum, told):
-    from legroom.data import dataset
-    from legroom.models import builder
-    from legroom.options import task
-
-    chosen = compose(*small(*words)).cfg
-    architecture = builder.configuration(chosen)
-    rows = dataset.build_data(chosen, task.task_of(chosen, architecture), architecture.vocab_size)
-    network = builder.build_model(chosen, architecture, rows)
+    network, _ = bare_model(compose(*small(*words)).cfg)
     found = fsdp.units(network, wrap, minimum)
     assert sorted(type(unit).__name__ for unit in found) == sorted(told)
     held = [weight for unit in found for weight in unit.parameters()]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import safetensors.torch
 import torch
-from conftest import compose
+from conftest import bare_model, compose
 
-from legroom.data import dataset
 from legroom.levers.adapter import apply as adapter
 from legroom.machine import host
-from legroom.models import builder, quantized
-from legroom.options import task
+from legroom.models import quantized
 from legroom.records import run_folder
 from legroom.third_party import transformers_models_private
 
@@ -25,9 +23,7 @@ QLORA = ["adapter=qlora", "train.max_steps=4", "data.samples=16", "train.schedul
 def built(*words: str):
     """A model as `builder` makes it, before the adapter, and its rows."""
     cfg = compose("recipe=accelerate", "device=cpu", "data.seq_len=32", *words).cfg
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    return cfg, builder.build_model(cfg, architecture, rows), rows
+    return cfg, *bare_model(cfg)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +68,9 @@ def test_peft_opens_what_was_saved_on_a_quantised_base_and_it_answers_as_it_was_
     base = train(*words[:1], *words[2:], "save.final=true").folder / run_folder.MODEL_FOLDER
     asked = [*QLORA, *words[1:2], f"model.pretrained={base}", "train.learning_rate=0.05", "save.final=true"]
     run = train(*asked)
-    cfg, bare, _ = built(*asked)
+    cfg, _, _ = built(*asked)
     cfg.data.eval_samples = run.record.config["data"]["eval_samples"]
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    bare, rows = bare_model(cfg)
     answers = peft.PeftModel.from_pretrained(bare, str(run.folder / run_folder.MODEL_FOLDER)).eval()
     batch = {key: torch.stack([row[key] for row in rows.eval]) for key in rows.eval[0]}
     with torch.no_grad():

@@ -40,6 +40,7 @@ class Data:
     classes, names: their number and names; no names if unknown. tokenizer: of transformers, None for random ids.
     eval_available: rows of the evaluation split, of which eval.max_samples may have kept fewer; 0: those in eval.
     answers: of the questions to evaluate on. masking: of masked language modelling, done when a batch is made.
+    head: label -> class of the pretrained head that goes on; None: there is none.
     group_by_length: rows of about the same length come together.
     warnings: what was assumed, left out or cut.
     rank, ranks: of the parts into which every batch is split, this process has part `rank`.
@@ -59,6 +60,7 @@ class Data:
     rank: int = 0
     ranks: int = 1
     eval_available: int = 0
+    head: Head = None
     group_by_length: bool = False
     warnings: list[str] = field(default_factory=list)
 
@@ -79,6 +81,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
         built = _source(cfg, task, vocab, head)
     else:
         built = _tokenised(cfg, task, vocab, head, last_id)
+    built.head = head
     built.rank, built.ranks = rank_info.data_share(cfg.parallelism.together)
     if (cfg.eval.window or cfg.eval.stride) and (task != "language_modelling" or built.eval is None):
         raise Refusal(

@@ -173,19 +173,19 @@ def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> tuple[
 
 
 def pad(cfg: Config, name: str, config: PretrainedConfig, data: Data, found: Behaviour) -> list[str]:
-    """Let rows of different lengths be padded as the model needs it. Returns what is said about it.
+    """Give the model an id of padding, and let rows of different lengths be padded as it needs it. Returns what is
+    said about it.
 
     Raises Refusal for rows of different lengths where padding on either side changes the logits.
     """
-    padding = data.collate
+    padding, before, said = data.collate, getattr(config, "pad_token_id", None), []
+    if data.task != "language_modelling":  # the head, or its positions, may look for the padding by its id
+        architectures.set_special_ids(config, data.pad_token_id, data.task)
     if not isinstance(padding, collate.Padding):
         return []
     kind = architectures.model_class(config, data.task)
     assert kind is not None, "architectures.check refuses it"
-    said = []
-    if data.task != "language_modelling":  # the head, or its positions, may look for the padding by its id
-        before = getattr(config, "pad_token_id", None)
-        architectures.set_special_ids(config, data.pad_token_id, data.task)
+    if data.task != "language_modelling":
         padding.pad_token_id = config.get_text_config().pad_token_id
         if before is not None and before == architectures.last_id(config, data.task):
             said = [

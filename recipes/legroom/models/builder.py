@@ -14,7 +14,6 @@ from legroom.errors import Refusal
 from legroom.models import architectures, head, moe, pretrained
 from legroom.models.pretrained import Warn
 from legroom.options import hooks, model_families
-from legroom.options.model import counts_problems
 from legroom.options.task import OF_ROWS
 
 if TYPE_CHECKING:
@@ -28,10 +27,7 @@ def configuration(cfg: Config) -> PretrainedConfig:
     """
     model = cfg.model
     if model.pretrained:
-        saved, _ = pretrained.call(PretrainedConfig.get_config_dict, model.pretrained)
-        for problem in counts_problems(model.pretrained, saved):  # of the hub, too; before the labels are listed
-            raise Refusal(problem)
-        return pretrained.call(AutoConfig.from_pretrained, model.pretrained)
+        return pretrained.configuration(model.pretrained)
     known = {*vars(AutoConfig.for_model(model.family)), "head_dim"}  # which some models look for with getattr
     for key in model.config or ():
         if key not in known:  # transformers would keep it, and nothing would read it
@@ -120,27 +116,25 @@ def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None
 
 
 def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
-    """Sets the number and the names of the classes, and the padding id. Returns whether pretrained weights get a new
+    """Sets the number and the names of the classes. Returns whether pretrained weights get a new
     head. Raises Refusal for too few classes."""
-    labels = head.pretrained_labels(cfg, config, data.task)
     config.problem_type = head.PROBLEMS[data.task][0] or config.problem_type
     if data.task == "regression":
         config.num_labels = 1
-    elif labels is not None:
+    elif data.head is not None:
         if data.classes > (config.num_labels or 0):
             raise Refusal(
                 f"the data has {data.classes} labels, and the pretrained head {config.num_labels}. Choose other "
                 "pretrained weights."
             )
-        config.id2label, config.label2id = {index: name for name, index in labels.items()}, dict(labels)
+        config.id2label, config.label2id = {index: name for name, index in data.head.items()}, dict(data.head)
     elif cfg.model.pretrained:
         config.num_labels = max(data.classes, cfg.model.classes)
     elif data.classes > (config.num_labels or 0):
         raise Refusal(
             f"the data has {data.classes} labels, and the model {config.num_labels}. Type model.classes={data.classes}."
         )
-    if labels is None:  # a saved model names its classes, and not those of another task
+    if data.head is None:  # a saved model names its classes, and not those of another task
         names = data.names + [f"LABEL_{i}" for i in range(len(data.names), config.num_labels or 0)]
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
-    architectures.set_special_ids(config, data.pad_token_id, data.task)
-    return bool(cfg.model.pretrained) and labels is None
+    return bool(cfg.model.pretrained) and data.head is None

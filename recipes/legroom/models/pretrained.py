@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from legroom import invocation
 from legroom.errors import Refusal, is_out_of_memory
 from legroom.models import head, quantized
 from legroom.options import known_models
+from legroom.options.model import counts_problems
 from legroom.records.printable import printable
 
 Warn = Callable[[str], None]
@@ -40,6 +41,14 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
             "Without a network, give the folder of a saved model (config.json and .safetensors)."
             + known_models.like(name)
         ) from error
+
+
+def configuration(name: str) -> PretrainedConfig:
+    """transformers' configuration of pretrained weights. Raises Refusal where it cannot be read or built."""
+    saved, _ = call(PretrainedConfig.get_config_dict, name)
+    for problem in counts_problems(name, saved):  # of the hub, too; before the labels are listed
+        raise Refusal(problem)
+    return call(AutoConfig.from_pretrained, name)
 
 
 @contextlib.contextmanager

@@ -65,13 +65,13 @@ def prepare(
     architecture = builder.configuration(cfg)
     asked = task.task_of(cfg, architecture)
     name, said = architectures.check(cfg, architecture, asked)
+    labels = head.pretrained_labels(cfg, architecture, asked)
     treats, differs = behaviour.check(cfg, name, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
-    labels = head.pretrained_labels(cfg, architecture, asked)
     data = (build_data or dataset.build_data)(cfg, asked, vocab, labels, last_id)
-    warnings = said + differs + data.warnings + dataset.check_batch(cfg, data)
-    warnings += behaviour.pad(cfg, name, architecture, data, treats)
+    padded = behaviour.pad(cfg, name, architecture, data, treats)
+    warnings = said + differs + data.warnings + dataset.check_batch(cfg, data) + padded
 
     def warn(text: str) -> None:
         if text not in warnings:  # a rank may build the model twice

@@ -537,8 +537,8 @@ def test_steps_whose_ranks_share_out_experts_may_take_twice_the_time():
     shared = predicted((grouped, 1), (sent, 1), processes=2)
     assert shared.high_seconds == pytest.approx(2 * shared.step_seconds)
     assert any("experts" in note for note in shared.notes)
-    for operations in ([(grouped, 1)], [(sent, 1)]):  # experts of one GPU; rows that are cut for long contexts
-        found = predicted(*operations, processes=2)
+    for alone in (grouped, sent):  # experts of one GPU; rows that are cut for long contexts
+        found = predicted((alone, 1), processes=2)
         assert found.high_seconds < 1.9 * found.step_seconds
         assert not any("experts" in note for note in found.notes)
 
