@@ -80,16 +80,16 @@ def test_other_rows(resumed, texts, allow):
         assert "resume_allow=[data]" in outcome.error.message
 
 
-def test_an_earlier_checkpoint_without_fingerprints_resumes_with_a_warning(resumed):
+def test_a_group_of_parameters_without_their_names_is_refused(resumed):
     def forget(folder):
         path = folder / "rank-0.json"
         values = json.loads(path.read_text())
-        del values["fingerprints"]
+        del values["optimizer"]["groups"][0]["parameters"]
         path.write_text(json.dumps(values))
         seal(folder)
 
-    outcome, warned = resumed(change=forget, status="ok")
-    assert outcome.training.resumed_from_step == 2 and len(warned) == 1 and "earlier version" in warned[0]
+    outcome, _ = resumed(change=forget, status="refused")
+    assert "not name" in outcome.error.message
 
 
 def test_every_fingerprint_has_its_own_cause(tmp_path):

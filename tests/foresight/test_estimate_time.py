@@ -55,3 +55,19 @@ def test_a_step_on_a_cpu_gets_no_time_and_says_what_to_type():
     outcome, _ = predicted("recipe=estimate")
     assert outcome.speed.step_seconds_median is None
     assert prediction.NO_CPU_TIME in outcome.warnings
+
+
+@pytest.mark.parametrize(
+    "more, is_longer",
+    [
+        ("parallelism=fsdp parallelism.experts=2", True),
+        ("parallelism=fsdp_tp parallelism.tensor_size=2 parallelism.split=experts", True),
+        ("parallelism=ddp parallelism.context=2", False),  # which sends the heads of rows, and not tokens to experts
+        ("parallelism=ddp", False),
+    ],
+)
+def test_steps_whose_ranks_share_out_experts_may_take_twice_the_time(more, is_longer):
+    words = [*V100, "gpu=a100_80gb", "model=mixtral_tiny", "parallelism.num_processes=2"]
+    speed = (outcome := predicted(*words, *more.split())[0]).speed
+    assert (speed.step_seconds_high >= 2 * speed.step_seconds_median) == is_longer
+    assert any("share out experts" in line for line in outcome.warnings) == is_longer

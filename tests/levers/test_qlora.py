@@ -68,7 +68,7 @@ def test_peft_opens_what_was_saved_on_a_quantised_base_and_it_answers_as_it_was_
     base = train(*words[:1], *words[2:], "save.final=true").folder / run_folder.MODEL_FOLDER
     asked = [*QLORA, *words[1:2], f"model.pretrained={base}", "train.learning_rate=0.05", "save.final=true"]
     run = train(*asked)
-    cfg, _, _ = built(*asked)
+    cfg = compose("recipe=accelerate", "device=cpu", "data.seq_len=32", *asked).cfg
     cfg.data.eval_samples = run.record.config["data"]["eval_samples"]
     bare, rows = bare_model(cfg)
     answers = peft.PeftModel.from_pretrained(bare, str(run.folder / run_folder.MODEL_FOLDER)).eval()

@@ -9,6 +9,7 @@ import os
 import pytest
 import torch
 
+from legroom.measure.step_log import SAVED
 from legroom.records import checkpoint_files
 from legroom.records.checkpoint_files import BrokenCheckpoint
 
@@ -16,7 +17,9 @@ from legroom.records.checkpoint_files import BrokenCheckpoint
 def write(run, step: int, keep: int = 2):
     """A checkpoint of a few numbers."""
     tensors = {"weights": {"a": torch.arange(6.0)}, "optimizer": {"a/step": torch.tensor(float(step))}}
-    return checkpoint_files.write(run, step, {"config": {"step": step}}, tensors, keep)
+    log = {name: [1] * step for name in SAVED if name != "evaluations"} | {"evaluations": []}
+    values = {"config": {"step": step}, "fingerprints": {"data": "0" * 16}, "step_log": log}
+    return checkpoint_files.write(run, step, values, tensors, keep)
 
 
 def names(run) -> list[str]:
@@ -49,7 +52,7 @@ def test_the_newest_stay_and_those_of_another_way_go(tmp_path):
 
 def test_steps_are_ordered_as_numbers(tmp_path):
     for step in (99_999_999, 100_000_000):
-        write(tmp_path, step)
+        (tmp_path / checkpoint_files.FOLDER / checkpoint_files.folder_name(step)).mkdir(parents=True)
     assert [checkpoint_files.step_of(folder) for folder in checkpoint_files.found(tmp_path)] == [
         100_000_000,
         99_999_999,

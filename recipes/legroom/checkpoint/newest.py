@@ -8,7 +8,7 @@ from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.options import resume
 from legroom.ranks import collectives
-from legroom.records import checkpoint_files, checkpoint_values
+from legroom.records import checkpoint_files
 from legroom.records.checkpoint_files import BrokenCheckpoint, Checkpoint
 from legroom.records.printable import printable
 
@@ -56,13 +56,7 @@ def _changed(
     cfg: Config, checkpoint: Checkpoint, fingerprints: Mapping[str, str], warn: Callable[[str], None]
 ) -> list[str]:
     """What differs from what the checkpoint was trained on and is not allowed to: names of `resume.FINGERPRINTS`."""
-    theirs = checkpoint.values.get("fingerprints")
-    if not theirs:
-        warn(
-            f"{checkpoint.folder.name} was saved by an earlier version, which did not note what it was trained on: "
-            f"{', '.join(fingerprints)} are assumed to be the same."
-        )
-        return []
+    theirs = checkpoint.values["fingerprints"]
     others = [name for name in resume.FINGERPRINTS if fingerprints.get(name, theirs.get(name)) != theirs.get(name)]
     allowed = [name for name in others if name in (cfg.resume_allow or [])]
     if allowed:
@@ -80,11 +74,3 @@ def _of_this_training(cfg: Config, checkpoint: Checkpoint) -> Checkpoint:
     if others:
         raise BrokenCheckpoint(f"it was saved by another training: {', '.join(others)}")
     return checkpoint
-
-
-def step_log_state(checkpoint: Checkpoint) -> dict[str, list]:
-    """What `StepLog.state` returned when the checkpoint was saved. Raises Refusal without it."""
-    found = checkpoint_values.step_log(checkpoint.values)
-    if found is None:
-        raise Refusal(f"{checkpoint.folder} has no log of its steps: it is not a checkpoint of a training.")
-    return found

@@ -35,13 +35,6 @@ def group_indices(groups: list[list[str]], saved_groups: list[dict], ours: set[s
     optimizer of a model that tensor parallelism split in part has the split parameters in groups of their own. Raises
     Refusal if a group's parameters were not in one group, or were in several.
     """
-    if not any(PARAMETERS in saved for saved in saved_groups):  # saved before checkpoints had these names
-        if len(saved_groups) != len(groups):
-            raise Refusal(
-                f"the checkpoint has {len(saved_groups)} parameter groups and this optimizer {len(groups)}. Resume in "
-                "the mode in which it was saved."
-            )
-        return list(range(len(groups)))
     named = [saved.get(PARAMETERS) for saved in saved_groups]
     if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in named):
         raise Refusal("a parameter group of the checkpoint does not name its parameters: it is damaged.")

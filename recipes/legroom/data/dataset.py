@@ -81,7 +81,6 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
         built = _source(cfg, task, vocab, head)
     else:
         built = _tokenised(cfg, task, vocab, head, last_id)
-    built.head = head
     built.rank, built.ranks = rank_info.data_share(cfg.parallelism.together)
     if (cfg.eval.window or cfg.eval.stride) and (task != "language_modelling" or built.eval is None):
         raise Refusal(

@@ -26,8 +26,7 @@ PURPOSES = {  # of packages that are not required
     "flash-attn": "model.attention=flash_attention_2",
     "deepspeed": "parallelism=zero on several GPUs",
     "hydra-joblib-launcher": "hydra/launcher=joblib, sweeps whose jobs run side by side",
-    "hydra-submitit-launcher": "hydra/launcher=submitit_slurm, sweeps on a cluster",
-    "submitit": "hydra/launcher=submitit_slurm, sweeps on a cluster",
+    **dict.fromkeys(("hydra-submitit-launcher", "submitit"), "hydra/launcher=submitit_slurm, sweeps on a cluster"),
 }
 
 

@@ -27,6 +27,7 @@ from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.fake_gpu.replicas import Replicas
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.settings import UNLIMITED, Settings, settings_from
+from legroom.foresight.speed import links
 from legroom.foresight.speed.operations import Tally
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.levers.parallelism import pipeline_rules
@@ -196,10 +197,12 @@ def _played_mode(cfg: Config, loop: setup.Loop) -> list[str]:
 
 
 def _tally_of_mode(cfg: Config, loop: setup.Loop, tally: Tally, micro_batches: int) -> Tally:
-    """The operations of a step with those that such a mode adds, and whether it computes while it sends."""
+    """The operations of a step with those that such a mode adds, and how they go with what ranks send."""
     if isinstance(loop.model, Replicas):
         loop.model.add_transfers(tally, micro_batches)
     tally.waits, tally.idle = cfg.parallelism.waits, _idle(cfg)
+    sent_and_awaited = any(links.is_awaited(operation) for operation, _ in tally.operations())
+    tally.shares_experts = sent_and_awaited and not cfg.parallelism.context  # which sends the heads of rows instead
     return tally
 
 

@@ -152,7 +152,7 @@ class TrainingRun:
             self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
             steps_per_epoch=loop.steps_per_epoch,
             compiled=cfg.compiles or cfg.model.flex_attention,
-            before=newest.step_log_state(start) if start else None,
+            before=start.values["step_log"] if start else None,
             memory=functools.partial(device_memory.in_use, cfg.target.on_gpu, cfg.launch.memory_limit_gib, self.record),
         )
         self.step_log.waited = lambda: loop.loader.waited_seconds

@@ -58,11 +58,10 @@ class StepLog:
         self.samples: list[int] = before["samples"]
         self.tokens: list[int] = before["tokens"]
         self.resumed_from = len(self.losses)
-        unknown = [None] * self.resumed_from  # checkpoints of earlier versions have neither
-        self.learning_rates: list[float | None] = before.get("learning_rates", unknown)
-        self.gradient_norms: list[float | None] = before.get("gradient_norms", list(unknown))
-        self.unpadded: list[int | None] = before.get("unpadded", list(unknown))
-        self.evaluations: list[dict[str, Any]] = before.get("evaluations", [])
+        self.learning_rates: list[float | None] = before["learning_rates"]
+        self.gradient_norms: list[float | None] = before["gradient_norms"]
+        self.unpadded: list[int | None] = before["unpadded"]
+        self.evaluations: list[dict[str, Any]] = before["evaluations"]
         self.compiling: list[bool] = [False] * self.resumed_from
         self.waited: Callable[[], float] = lambda: 0.0
         self.waiting: list[float] = [0.0] * self.resumed_from  # seconds of each step

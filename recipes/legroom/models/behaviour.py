@@ -179,7 +179,8 @@ def pad(cfg: Config, name: str, config: PretrainedConfig, data: Data, found: Beh
     Raises Refusal for rows of different lengths where padding on either side changes the logits.
     """
     padding, before, said = data.collate, getattr(config, "pad_token_id", None), []
-    if data.task != "language_modelling":  # the head, or its positions, may look for the padding by its id
+    if data.task in OF_ROWS or (isinstance(padding, collate.Padding) and data.task != "language_modelling"):
+        # the head, or its positions, may look for the padding by its id
         architectures.set_special_ids(config, data.pad_token_id, data.task)
     if not isinstance(padding, collate.Padding):
         return []
@@ -194,8 +195,7 @@ def pad(cfg: Config, name: str, config: PretrainedConfig, data: Data, found: Beh
             ]
     if found.padding is not None:
         padding.side = found.padding
-        left = found.padding != "right"
-        return said + [f"rows are padded on the left, as {kind.__name__} needs it."] * left
+        return said + [f"rows are padded on the left, as {kind.__name__} needs it."] * (found.padding != "right")
     lengths = numpy.concatenate([rows.lengths(part) for part in (data.train, data.eval) if part is not None])
     shortest, longest = (padding.length(int(most)) for most in (lengths.min(), lengths.max()))
     if shortest == longest:

@@ -76,8 +76,9 @@ def build_model(
 ) -> PreTrainedModel:
     """The model on the default device (the CPU), in the dtype in which the precision keeps weights.
 
-    config: from `configuration`; its labels are set to the data's. weights: False does not read pretrained weights.
-    warn: is given what is new in the model, and what of the checkpoint it does not use.
+    config: from `configuration`; its labels are set to the data's. `behaviour.pad` has set its id of padding.
+    weights: False does not read pretrained weights. warn: is given what is new in the model, and what of the checkpoint
+    it does not use.
     Raises Refusal if the data does not fit the model, or pretrained weights cannot be loaded.
     """
     _check_vocabulary(cfg, config, data)

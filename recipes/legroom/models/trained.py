@@ -89,7 +89,6 @@ def open_adapter(
     if as_trained and cfg is not None:
         types = {"dtype": getattr(torch, cfg.precision.compute_dtype if bits else cfg.precision.weights_dtype)}
     config = _language_model(name) if kind == "CAUSAL_LM" else AutoConfig.from_pretrained(folder, local_files_only=True)
-    config = quantized.wide_configuration(config)  # that of a classifier in few bits, as earlier versions saved it
     base, missing = _loaded(name, config, device, bits, AUTO_CLASSES[KINDS[kind]], **types)
     brought = adapter_weights(folder)
     where, instead = f"{folder}, an adapter, and {name}, its base", "Train it again."

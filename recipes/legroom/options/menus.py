@@ -25,13 +25,10 @@ def option_values(group: str, option: str, folders: list[Path]) -> dict[str, Any
     if path is None:
         return {}
     values = yaml.safe_load(path.read_text()) or {}
-    own = {key: value for key, value in values.items() if key != "defaults"}
-    composed = {}
-    for base in [*values.get("defaults", []), *(["_self_"] if "_self_" not in values.get("defaults", []) else [])]:
-        if base == "_self_":
-            composed |= own
-        elif isinstance(base, str):
-            composed |= option_values(group, base, folders)
+    bases, composed = values.pop("defaults", []), {}
+    for base in bases if "_self_" in bases else [*bases, "_self_"]:
+        if isinstance(base, str):  # and no other group's option
+            composed |= values if base == "_self_" else option_values(group, base, folders)
     return composed
 
 
@@ -40,8 +37,6 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
     problems = []
     for group in GROUPS:
         used = option_values(group, choices[group], folders)
-        if not used:
-            continue
         for key, value in values[group].items():
             if value == MISSING or key == "facts" or key in used:
                 continue

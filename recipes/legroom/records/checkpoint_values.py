@@ -48,13 +48,8 @@ def _checks(values: dict[str, Any], rank: int, step: int, known: set[str]) -> It
     yield "scheduler's values", has_type(values.get("scheduler", {}), dict)
     yield "scaler's values", has_type(values.get("scaler"), dict | None)
     yield "numbers", all(_is_bounded(values.get(name)) for name in ("optimizer", "scheduler", "scaler"))
-    yield "fingerprints", are_fingerprints(values.get("fingerprints", {}))
-    yield "steps", (log := step_log(values)) is None or _is_step_log(log, step)
-
-
-def step_log(values: dict[str, Any]) -> dict[str, list] | None:
-    """What `StepLog.state` returned, or None. Found by its content: earlier versions have it under another key."""
-    return next((entry for entry in values.values() if isinstance(entry, dict) and "losses" in entry), None)
+    yield "fingerprints", are_fingerprints(values.get("fingerprints"))
+    yield "steps", _is_step_log(values.get("step_log"), step)
 
 
 def _is_box(box: dict[str, Any]) -> bool:
@@ -107,13 +102,13 @@ def are_fingerprints(values: Any) -> bool:
 
 
 def _is_step_log(log: Any, step: int) -> bool:
-    """Lists with an entry for each step, some of which earlier versions do not have, and the evaluations between."""
-    if not has_type(log, dict[str, list]) or not {"losses", *NUMBERS} <= log.keys():
+    """Whether `StepLog.state` may have returned it: lists with an entry for each step, and the evaluations between."""
+    if not has_type(log, dict[str, list]) or not {"losses", *NUMBERS, *OTHERS, "evaluations"} <= log.keys():
         return False
-    lists = {name: log[name] for name in ("losses", *NUMBERS, *OTHERS) if name in log}
+    lists = {name: log[name] for name in ("losses", *NUMBERS, *OTHERS)}
     if any(len(each) != step or not all(_fits(name, entry) for entry in each) for name, each in lists.items()):
         return False
-    rows = log.get("evaluations", [])
+    rows = log["evaluations"]
     if len(rows) > step or not all(isinstance(row, dict) and type(row.get("step")) is int for row in rows):
         return False
     return all(_fits("evaluations", value) for row in rows for value in row.values())

@@ -70,8 +70,9 @@ def prepare(
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
     data = (build_data or dataset.build_data)(cfg, asked, vocab, labels, last_id)
-    padded = behaviour.pad(cfg, name, architecture, data, treats)
-    warnings = said + differs + data.warnings + dataset.check_batch(cfg, data) + padded
+    data.head = labels
+    warnings = said + differs + data.warnings + dataset.check_batch(cfg, data)
+    warnings += behaviour.pad(cfg, name, architecture, data, treats)
 
     def warn(text: str) -> None:
         if text not in warnings:  # a rank may build the model twice

@@ -531,18 +531,6 @@ def test_the_interval_of_steps_about_which_less_is_known(option, beside_frozen, 
     assert shares == pytest.approx([low, high]) and high <= 2 * low
 
 
-def test_steps_whose_ranks_share_out_experts_may_take_twice_the_time():
-    grouped = Operation("_grouped_mm", ELEMENTWISE, bytes=10**9)
-    sent = Operation("alltoall_base_", COLLECTIVE, bytes=10**6)
-    shared = predicted((grouped, 1), (sent, 1), processes=2)
-    assert shared.high_seconds == pytest.approx(2 * shared.step_seconds)
-    assert any("experts" in note for note in shared.notes)
-    for alone in (grouped, sent):  # experts of one GPU; rows that are cut for long contexts
-        found = predicted((alone, 1), processes=2)
-        assert found.high_seconds < 1.9 * found.step_seconds
-        assert not any("experts" in note for note in found.notes)
-
-
 def test_a_copy_to_the_host_takes_its_link_and_counts_once():
     on_host, on_device = torch.empty(1000, 50), meta(1000, 50)
     for copy in (

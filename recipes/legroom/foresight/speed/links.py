@@ -45,7 +45,8 @@ class Transfers:
 def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies, awaited: bool = False) -> Transfers:
     """The collectives of a tally that run beside the computation, or the `awaited` ones, which it waits for.
 
-    num_processes: ranks of all machines.
+    num_processes: ranks of all machines, which exchange over their links. Where nothing is computed meanwhile, they
+    are as a single collective, which overlaps with nothing.
     """
     count, seconds, machine_seconds = 0, 0.0, 0.0
     for operation, times in tally.operations():
@@ -54,7 +55,7 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
         took, bound_by = collective_seconds(operation, gpu, num_processes, reached)
         count, seconds = count + times, seconds + times * took
         machine_seconds += times * took * (bound_by == BY_MACHINE_LINK)
-    return Transfers(count, seconds, machine_seconds)
+    return Transfers(1 if tally.waits else count, seconds, machine_seconds)
 
 
 def is_awaited(operation: Operation) -> bool:

@@ -11,7 +11,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -75,6 +75,7 @@ class Tally:
     places: dict[str, Counter] = field(default_factory=dict)  # phase -> (module, operation) -> calls; where known
     unknown: set[str] = field(default_factory=set)  # names of operations whose bytes are estimated
     waits: bool = False  # nothing is computed while ranks send
+    shares_experts: bool = False  # tokens travel to the experts of other ranks
     idle: float = 0.0  # for how long a rank of a pipeline waits for others, as a share of its own passes
     seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; several tallies may share it
 
@@ -117,16 +118,10 @@ class Tally:
         for counts in self.counts.values():
             yield from counts.items()
 
-    @property
-    def shares_experts(self) -> bool:
-        """Whether tokens travel to the experts of other ranks."""
-        names = " ".join(one.name for one, _ in self.operations())
-        return all(any(part in names for part in parts) for parts in (ops.GROUPED_PRODUCTS, AWAITED_COLLECTIVES))
-
     def without_fusible(self) -> Tally:
         """The operations that torch.compile cannot join to others, each a call of the host. The optimizer's step, which
         it does not compile, is as it was."""
-        made = Tally({}, Counter(self.calls), unknown=set(self.unknown), waits=self.waits)
+        made = replace(self, counts={}, calls=Counter(self.calls), places={})
         for phase, counts in self.counts.items():
             left = {one: times for one, times in counts.items() if phase == OPTIMIZER_PHASE or one.kind not in FUSIBLE}
             made.counts[phase] = Counter(left)

@@ -93,10 +93,9 @@ def predict(
     """The seconds of the step whose operations a tally holds.
 
     gpu: resolved. precision: the option's name; tf32 runs fp32 matrix products on the tensor cores. num_processes:
-    ranks of all machines, which exchange over their links. reached: instead of the chip's efficiencies. paging:
-    where states find no room, all of them go to the device and back in each step, as the driver gives up the page that
-    was used longest ago; at best only those without room do. beside_frozen: most weights are not trained.
-
+    ranks of all machines. reached: instead of the chip's efficiencies. paging: where states find no room, all of them
+    go to the device and back in each step, as the driver gives up the page that was used longest ago; at best only
+    those without room do. beside_frozen: most weights are not trained.
     Raises ValueError where the GPU lacks a dtype that the step computes in.
     """
     reached = reached or efficiencies.of_gpu(gpu)
@@ -124,7 +123,6 @@ def predict(
     high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST + waited.high_seconds(error)
     host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
     fastest, slowest = intervals.host(gpu, reached, error)
-    sent = replace(sent, collectives=1) if tally.waits else sent  # a single one overlaps with nothing
     longer = 1 + tally.idle * passes_seconds / device if device else 1.0
     step = longer * overlapped(device, host, sent.seconds, sent.collectives)
     at_most = longer * overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives)
@@ -288,8 +286,8 @@ def _notes(tally: Tally, gpu: Gpu, reached: Efficiencies) -> list[str]:
         notes.append(f"speed: the bytes of {', '.join(sorted(tally.unknown))} are estimated from the arguments.")
     if tally.shares_experts:
         notes.append(
-            "speed: published steps whose ranks share out experts took 1.5 to 2 times the prediction, for an unknown "
-            "reason. The longest time is twice the predicted one."
+            "speed: published steps whose ranks share out experts took 1.5 to 2 times the prediction, of which a "
+            "part is explained (docs/results/published_ranks.md). The longest time is twice the predicted one."
         )
     if any(operation.name in ops.CONVOLUTIONS for operation, _ in tally.operations()):
         notes.append(
