@@ -56,14 +56,14 @@ def bare_model(cfg):
     """(the model as `builder` makes it, which no lever wraps, its data) of a resolved configuration."""
     from legroom.data import dataset
     from legroom.models import builder, head
-    from legroom.options import task
+    from legroom.options import hooks, task
 
     architecture = builder.configuration(cfg)
     asked = task.task_of(cfg, architecture)
     labels = head.pretrained_labels(cfg, architecture, asked)
     data = dataset.build_data(cfg, asked, architecture.vocab_size, labels)
     data.head = labels
-    return builder.build_model(cfg, architecture, data), data
+    return builder.build_model(cfg, architecture, data, hooks.behaviours(cfg)), data
 
 
 def small(*overrides: str) -> list[str]:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from legroom.data import dataset
 from legroom.errors import Refusal
 from legroom.models import builder
-from legroom.options import model_families, task
+from legroom.options import hooks, model_families, task
 
 RECIPES = ["trainer", "accelerate"]
 
@@ -38,7 +38,7 @@ def test_the_published_sizes_have_the_published_number_of_parameters(name, param
     cfg = compose(f"model={name}", "device=cpu").cfg
     rows = dataset.Data(task.task(cfg), None, None, None, vocab=257, classes=2)
     with torch.device("meta"):  # shapes without memory
-        network = builder.build_model(cfg, builder.configuration(cfg), rows)
+        network = builder.build_model(cfg, builder.configuration(cfg), rows, hooks.behaviours(cfg))
     assert sum(weight.numel() for weight in network.parameters()) == parameters
 
 

@@ -172,7 +172,7 @@ def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> tuple[
     ]
 
 
-def pad(cfg: Config, name: str, config: PretrainedConfig, data: Data, found: Behaviour) -> list[str]:
+def pad(name: str, config: PretrainedConfig, data: Data, found: Behaviour) -> list[str]:
     """Give the model an id of padding, and let rows of different lengths be padded as it needs it. Returns what is
     said about it.
 
@@ -201,7 +201,7 @@ def pad(cfg: Config, name: str, config: PretrainedConfig, data: Data, found: Beh
     if shortest == longest:
         return said
     raise Refusal(
-        f"{name} ({kind.__name__}): padding changes what it computes, and the rows of data={cfg.data.name} have "
-        f"{lengths.min()} to {lengths.max()} tokens. Type data.pad_to_multiple_of={cfg.data.seq_len}, which pads them "
-        "all to the same length, or choose another model."
+        f"{name} ({kind.__name__}): padding changes what it computes, and the rows have {lengths.min()} to "
+        f"{lengths.max()} tokens. Type data.pad_to_multiple_of={longest}, which pads them all to the same length, or "
+        "choose another model."
     )

@@ -72,13 +72,18 @@ class Construction:
 
 
 def build_model(
-    cfg: Config, config: PretrainedConfig, data: Data, weights: bool = True, warn: Warn = lambda _: None
+    cfg: Config,
+    config: PretrainedConfig,
+    data: Data,
+    levers: list[hooks.Behaviour],
+    weights: bool = True,
+    warn: Warn = lambda _: None,
 ) -> PreTrainedModel:
     """The model on the default device (the CPU), in the dtype in which the precision keeps weights.
 
     config: from `configuration`; its labels are set to the data's. `behaviour.pad` has set its id of padding.
-    weights: False does not read pretrained weights. warn: is given what is new in the model, and what of the checkpoint
-    it does not use.
+    levers: the chosen ones. weights: False does not read pretrained weights. warn: is given what is new in the model,
+    and what of the checkpoint it does not use.
     Raises Refusal if the data does not fit the model, or pretrained weights cannot be loaded.
     """
     _check_vocabulary(cfg, config, data)
@@ -93,7 +98,7 @@ def build_model(
     if new_head:
         warn(head.new_warning(str(cfg.model.pretrained), config, data.task))
     construction = Construction(kind, config, cfg.model.pretrained, new_head, weights, warn, settings)
-    for lever in hooks.behaviours(cfg):
+    for lever in levers:
         lever.configure_model(construction)
     model = construction.build()
     model.config.use_cache = False  # the keys and values of every layer, which only generation needs

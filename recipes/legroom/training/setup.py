@@ -29,10 +29,12 @@ MakeModel = Callable[[Config, BuildModel], PreTrainedModel]
 
 @dataclass
 class Ingredients:
-    """What a training is made of, before the model exists. warnings: of the data, and of the model once it is built."""
+    """What a training is made of, before the model exists. levers: the chosen ones. warnings: of the data, and of the
+    model once it is built."""
 
     args: TrainingArguments
     data: Data
+    levers: list[hooks.Behaviour]
     build_model: BuildModel
     warnings: list[str]
 
@@ -64,29 +66,30 @@ def prepare(
     args = make_arguments(cfg, folder)
     architecture = builder.configuration(cfg)
     asked = task.task_of(cfg, architecture)
+    levers = hooks.behaviours(cfg)
     name, said = architectures.check(cfg, architecture, asked)
-    labels = head.pretrained_labels(cfg, architecture, asked)
     treats, differs = behaviour.check(cfg, name, architecture, asked)
+    labels = head.pretrained_labels(cfg, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
     data = (build_data or dataset.build_data)(cfg, asked, vocab, labels, last_id)
     data.head = labels
     warnings = said + differs + data.warnings + dataset.check_batch(cfg, data)
-    warnings += behaviour.pad(cfg, name, architecture, data, treats)
+    warnings += behaviour.pad(name, architecture, data, treats)
 
     def warn(text: str) -> None:
         if text not in warnings:  # a rank may build the model twice
             warnings.append(text)
 
     def build_model(weights: bool = True) -> PreTrainedModel:
-        model = builder.build_model(cfg, architecture, data, weights, warn)
+        model = builder.build_model(cfg, architecture, data, levers, weights, warn)
         if not treats.shifts_labels:
             shifted_loss.use_shifted_loss(model)
-        for lever in hooks.behaviours(cfg):
+        for lever in levers:
             model = lever.transform_model(model)
         return model  # an adapter's wrapper passes on what it lacks itself
 
-    return Ingredients(args, data, build_model, warnings)
+    return Ingredients(args, data, levers, build_model, warnings)
 
 
 def build(
@@ -106,14 +109,13 @@ def build(
     """
     ingredients = prepare(cfg, folder, make_arguments, build_data)
     model = (make_model or model_on_device)(cfg, ingredients.build_model)
-    levers = hooks.behaviours(cfg)
-    for lever in levers:
+    for lever in ingredients.levers:
         lever.model_on_device(model)
     accelerate_private.cache_lomo_check()
     loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
-    for lever in levers:
+    for lever in ingredients.levers:
         lever.after_prepare(loop)
     warnings = ingredients.warnings + train.warmup_warnings(cfg, loop.total_steps)
-    warnings += [line for lever in levers for line in lever.warnings(model)]
+    warnings += [line for lever in ingredients.levers for line in lever.warnings(model)]
     return Training(ingredients.args, ingredients.data, model, loop, warnings)
