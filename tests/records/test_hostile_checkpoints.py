@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from legroom.records import checkpoint_files
+from legroom.records import checkpoint_files, checkpoint_values
 from legroom.records.checkpoint_files import BrokenCheckpoint
 
 NAN = float("nan")
@@ -117,6 +117,8 @@ def test_a_manifest_of_no_checkpoint(folder, change, words):
         {"boxes": {"a": {"shape": [-6], "offset": [0]}}},
         {"boxes": {"a": {"shape": [1] * 100, "offset": [0] * 100}}},
         {"boxes": {"a": {"shape": [10**30], "offset": [0]}}},
+        {"boxes": {"a": {"shape": 6, "offset": [0]}}},
+        {"boxes": {"a": {"shape": [6]}}},
         {"boxes": []},
         {"config": None},
         {"config": {"batch": {"per_device": "a" * 100}}},
@@ -153,6 +155,15 @@ def test_a_manifest_of_no_checkpoint(folder, change, words):
 def test_values_of_no_training(folder, change):
     sealed(folder, "rank-0.json", change)
     refused(folder, "rank-0.json cannot be used")
+
+
+def test_values_that_nest_deeper_than_they_are_looked_at(folder):
+    values, deep = json.loads((folder / "rank-0.json").read_text()), 1
+    for _ in range(5000):
+        deep = {"a": deep}
+    checkpoint_values.check(values, 0, 3, values["files"])
+    with pytest.raises(ValueError, match="nested too deeply"):
+        checkpoint_values.check(values | {"scaler": deep}, 0, 3, values["files"])
 
 
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a":' * 200_000, b"\xff", b"[]", b"1"], ids=range(5))

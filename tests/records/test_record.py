@@ -7,11 +7,13 @@ import json
 import math
 import os
 import re
+import subprocess
 
 import pytest
 from conftest import compose
 
-from legroom.records import atomic_file, record, record_file, regular_file
+from legroom import paths
+from legroom.records import atomic_file, environment, record, record_file, regular_file, run_folder
 from legroom.records.environment import VARIABLES
 from legroom.records.record import Evaluation, Memory, Speed, Training
 
@@ -170,8 +172,9 @@ def test_what_is_no_record_is_a_value_error(tmp_path, content):
         (lambda values: values["speed"].update({"a\x1b[2Jb": 1}), "speed has fields that no record has: a\\x1b[2Jb"),
         (lambda values: values.update(unknown=1), "it has fields that no record has: unknown"),
         (lambda values: values.pop("config_key"), "it lacks config_key"),
+        (lambda values: values["environment"].update(device=[1]), "environment.device is not str | None"),
     ],
-    ids=["no_object", "escape_code", "unknown", "missing"],
+    ids=["no_object", "escape_code", "unknown", "missing", "environment"],
 )
 def test_fields_too_many_and_too_few_are_named(filled, change, said):
     values = json.loads(record_file.to_json(filled))
@@ -179,6 +182,13 @@ def test_fields_too_many_and_too_few_are_named(filled, change, said):
     with pytest.raises(ValueError) as error:
         record_file.from_values(values, "FILE")
     assert str(error.value) == f"FILE is not a valid record: {said}"
+
+
+def test_a_pipe_that_would_wait_for_a_reader_forever_is_no_file_of_a_run(tmp_path):
+    run_folder.check_files(tmp_path)
+    os.mkfifo(tmp_path / run_folder.log_name(1))
+    with pytest.raises(OSError, match="a pipe has the name of one of the run's files"):
+        run_folder.check_files(tmp_path)
 
 
 def test_no_record_is_a_missing_file(tmp_path):
@@ -262,6 +272,20 @@ def test_the_settings_that_matter_are_recorded(monkeypatch):
     assert environment["versions"]["torch"] and environment["versions"]["python"]
     assert environment["device"] == "cpu" and environment["cpu_cores"] >= 1
     assert environment["device_memory_bytes"] > 2**28
+
+
+def test_the_revision_is_that_of_the_checkout_and_says_whether_its_files_are_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "CHECKOUT", tmp_path)
+    revision = environment.git_revision.__wrapped__  # without what this process has kept
+    (tmp_path / "file").write_text("1")
+    for command in ("init", "add file", "-c user.name=a -c user.email=b commit -m first"):
+        subprocess.run(["git", "-C", tmp_path, *command.split()], check=True, capture_output=True)
+    (tmp_path / "another").touch()
+    assert re.fullmatch("[0-9a-f]{12}", revision()), "a file that git does not know is no change"
+    (tmp_path / "file").write_text("2")
+    assert re.fullmatch("[0-9a-f]{12}[+]changes", revision())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert revision() is None, "no git"
 
 
 def test_the_recorded_configuration_makes_the_same_job_again():

@@ -13,11 +13,11 @@ from hostile_values import NAME, VALUES, paths, replaced
 from made_up_records import OOM, drawn, job, put, read_all, texts_of  # noqa: F401 - drawn is a fixture
 
 from legroom.records import record_file
-from legroom.records.record import Estimate, Evaluation
+from legroom.records.record import FITS, Estimate, Evaluation
 from legroom.report import report, rows
 from legroom.report.files import csv_text, jsonl
 from legroom.report.screen_table import screen_text
-from legroom.report.tables import markdown
+from legroom.report.tables import columns, markdown
 
 
 def full():
@@ -26,7 +26,7 @@ def full():
     made.evaluation, made.error = Evaluation(4, 0.5, 0.75, None, 0.1), copy.copy(OOM)
     made.memory.largest_bytes, made.memory.per_rank = {"parameters": 1}, [{"rank": 0}]
     made.memory.all_ranks_bytes = {"peak_tensor_bytes": 3}
-    made.estimate = Estimate(True, 1, 2, "x", 1.0, [{"count": 1}], [{"saved_bytes": 1}])
+    made.estimate = Estimate(True, 1, 2, FITS, largest=[{"count": 1}], levers=[{"saved_bytes": 1}])
     made.config["experiment"] = {"name": "x"}
     return made
 
@@ -59,6 +59,7 @@ def test_wrong_values_at_any_path_end_no_report(tmp_path):
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)
     values = json.loads(record_file.to_json(full()))
+    record_file.from_values(values)  # or every one below would be left out
     cases = [(path, value) for path in paths(values) for value in VALUES]
     put(tmp_path / "good", [job("precision=bf16", job_number=0)])
     (tmp_path / "bad").mkdir()
@@ -70,6 +71,18 @@ def test_wrong_values_at_any_path_end_no_report(tmp_path):
         csv_text(made), jsonl(made)
         for text in (*screen_text(made, 120).splitlines(), *markdown(made).splitlines(), *warnings):
             assert text.isprintable(), (path, text)
+
+
+def test_a_section_that_is_null_or_missing_ends_no_report():
+    sections = list(full().config)
+    for section in sections:
+        null, missing = full(), full()
+        for found in (null, missing):
+            found.config["gpu"]["price_per_hour"] = 1.0
+        null.config[section] = None
+        del missing.config[section]
+        for found in (null, missing):
+            assert columns(rows.table([found]))["status"] == ["ok"], section
 
 
 @pytest.mark.parametrize("content", [b"[" * 10**5, b"\xff\xfe", b'{"a": NaN}', b"\0" * 100], ids=range(4))
@@ -99,11 +112,12 @@ def test_what_would_block_or_fill_the_memory_is_left_out(tmp_path, monkeypatch):
 
 def test_names_reach_table_and_markdown_without_control_characters(drawn):
     foreign = job(f"data.path={json.dumps(NAME)}", error=copy.copy(OOM), environment={})
-    foreign.error.message = foreign.error.hint = NAME
+    foreign.error.message = foreign.error.hint = foreign.speed.bound_by = NAME
+    foreign.recipe, foreign.status, foreign.estimate = "estimate", "oom", Estimate(False, -1, 2, NAME)
     foreign.environment["device_name"] = foreign.environment["git_revision"] = NAME
     made = rows.table([foreign, job("data.path=x")])
     for text in (screen_text(made, 120), markdown(made)):
         assert all(line.isprintable() for line in text.splitlines())
         assert r"\x1b[31m" in text
     for figure, _ in drawn([foreign, job("data.path=x")]).values():
-        assert all(text.isprintable() for text in texts_of(figure))
+        assert all(line.isprintable() for text in texts_of(figure) for line in text.split("\n"))

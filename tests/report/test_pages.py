@@ -96,6 +96,12 @@ def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path):
         step_file.read(tmp_path)
 
 
+def test_a_timeline_that_cannot_be_written_costs_a_warning(tmp_path):
+    assert step_file.try_writing({}, tmp_path) == [] and step_file.read(tmp_path) == {}
+    (warning,) = step_file.try_writing({}, tmp_path / "missing")
+    assert warning == "the page lacks the timeline of the memory: No such file or directory."
+
+
 def test_the_steps_of_a_long_run_are_thinned_and_damaged_lines_left_out(tmp_path):
     rows = [json.dumps({"step": n, "loss": None if n == 3 else 1.0, "seconds": 0.1}) for n in range(1, 9001)]
     rows += [json.dumps({"step": 9000, "evaluation_loss": 0.5}), '{"step": 9', "7"]
@@ -113,6 +119,9 @@ def test_what_was_typed_is_told_from_what_follows():
     assert source["optim.transformers_name"][0] == "option"
     assert settings.command(found) == "python train.py optim=adafactor train.max_steps=7"
     assert settings.command(job(overrides=["data.path=a b"])) == "python train.py 'data.path=a b'"
+    found.config["optim"]["name"], found.config["\0"] = "gone", {"name": "of a hostile record"}
+    source = {line["key"]: line["from"] for line in settings.compared(found)}
+    assert source["optim"] == "typed" and source["optim.transformers_name"] == source["\0"] == "derived"
 
 
 def test_a_run_leaves_its_page_and_a_failure_of_it_is_a_warning(tmp_path, monkeypatch):
@@ -171,6 +180,10 @@ def test_a_jobs_page_is_made_again_only_where_its_record_is_newer(tmp_path):
     before = (folder / "page.html").stat().st_mtime_ns
     report.make([sweep], sweep)
     assert (folder / "page.html").stat().st_mtime_ns == before
+    (folder / run_page.DATA).unlink()
+    run_page.refresh(job(), folder, sweep)
+    assert (folder / "page.html").stat().st_mtime_ns == before
+    assert "legroom.run=" in (folder / run_page.DATA).read_text(), "the data alone are made again"
     record_file.write(job(), folder)
     report.make([sweep], sweep)
     assert (folder / "page.html").stat().st_mtime_ns > before

@@ -345,7 +345,9 @@ def test_the_baseline_can_be_named():
     assert made.baseline.name == "precision=fp32 optim=adamw"
     assert rows.table(records, "optim=sgd precision=fp32").baseline.name == "precision=fp32 optim=sgd"
     assert rows.table(records, "optim=sgd model=bert_tiny").baseline.name == "precision=bf16 optim=sgd"
-    assert rows.table(records, records[3].config_key[:6]).baseline.name == "precision=fp32 optim=sgd"
+    assert rows.table(records, records[3].config_key[:4]).baseline.name == "precision=fp32 optim=sgd"
+    with pytest.raises(Refusal, match="No job fits the baseline"):  # fewer digits would be those of many jobs
+        rows.table(records, records[3].config_key[:3])
 
 
 def test_a_baseline_that_no_job_fits_is_refused_with_the_labels():
@@ -443,11 +445,15 @@ def test_what_is_no_whole_record_is_left_out_with_a_line(tmp_path, damage):
     assert len(warnings) == 1 and str(path) in warnings[0] and "\n" not in warnings[0]
 
 
-def test_an_unreadable_record_is_left_out(tmp_path):
+def test_an_unreadable_record_is_left_out_and_said(tmp_path, capsys):
     put(tmp_path, [job()])
-    (tmp_path / "folder" / record_file.FILE_NAME).mkdir(parents=True)
+    path = tmp_path / "folder" / record_file.FILE_NAME
+    path.mkdir(parents=True)
     records, warnings = read_all([tmp_path])
     assert len(records) == 1 and len(warnings) == 1
+    with pytest.raises(Refusal):
+        report.make([path.parent], tmp_path)
+    assert capsys.readouterr().err.startswith(f"warning: {path} is left out: ")
 
 
 def test_records_are_found_at_any_depth_and_once(tmp_path):
@@ -668,6 +674,13 @@ def cards(*speeds: float, host: int = 0) -> list:
     return found
 
 
+def test_predicted_speeds_are_alike_within_a_hundredth():
+    base, near, far = (
+        rows.table([job("recipe=estimate", "gpu=l4_24gb", speed=speed)]).rows[0] for speed in (100.0, 100.9, 101.1)
+    )
+    assert tables.alike(near, base) and not tables.alike(far, base)
+
+
 def test_cards_that_wait_for_the_host_are_alike_and_not_ranked(drawn):
     made = rows.table(cards(5.0, 9.0, 20.1, 20.3, 20.2, host=3))
     assert [row.label["gpu"] for row in made.rows] == ["a10_24gb", "a100_40gb", "a100_80gb", "l4_24gb", "t4_16gb"]
@@ -764,6 +777,12 @@ def test_long_names_are_cut_and_never_the_same(drawn):
 def test_memory_has_its_unit_in_the_heading(drawn):
     assert "MiB" in " ".join(texts_of(drawn([job(memory=500 * MIB)])["bars.png"][0]))
     assert "GiB" in " ".join(texts_of(drawn([job(memory=5000 * MIB)])["bars.png"][0]))
+
+
+def test_a_loss_of_nothing_is_a_number():
+    zero = job()
+    zero.training.final_loss = 0.0
+    assert columns(rows.table([zero]))["final loss"] == ["0"]
 
 
 @pytest.mark.parametrize(
@@ -909,7 +928,7 @@ def test_steps_that_are_alike_say_nothing_of_another_run():
 def test_one_step_has_no_spread_and_repeats_have_their_own():
     single = [job("optim=adamw"), job("optim=sgd", speed=20.0)]
     for each in single:
-        each.speed.measured_steps = 1
+        each.speed.measured_steps = tables.LEAST_STEPS - 1
     assert columns(rows.table(single))["samples/s diff."] == ["baseline", "not known"]
     repeated = [
         job(f"optim={name}", f"measure.repeat={n}", speed=speed + n)

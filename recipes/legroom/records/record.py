@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from legroom.config import ESTIMATE_ONLY, identity_of
 from legroom.config.fields import RUN
+from legroom.records.printable import printable
 
 NOT_COUNTED = (
     "memory was not counted: the run ended in the step under the ledger, after the training. resume=latest counts it "
@@ -153,7 +154,7 @@ class Estimate:
 
 def verdict_of(estimate: Estimate) -> str:
     """FITS, TIGHT or DOES_NOT_FIT; records of earlier versions only say whether it fits."""
-    return estimate.verdict or (FITS if estimate.fits else DOES_NOT_FIT)
+    return printable(estimate.verdict or (FITS if estimate.fits else DOES_NOT_FIT))
 
 
 LARGEST_EXPONENT = 700  # math.exp overflows above 709: such a perplexity is infinite

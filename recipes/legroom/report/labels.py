@@ -56,11 +56,8 @@ def _text(value: Any) -> str:
 
 def _experiment(found: Record) -> str:
     """The name of the experiment file (`+experiment/guide=vanilla`: vanilla), or null."""
-    name = found.config.get("experiment")
-    if isinstance(name, dict):
-        name = name.get("name")
     matches = [re.match(r"\+{0,2}experiment(?:/\w+)*=(.+)", override) for override in found.overrides]
-    return _text(name or "+".join(match[1] for match in matches if match) or None)
+    return _text("+".join(match[1] for match in matches if match) or None)
 
 
 def _context(key: str, values: dict[str, str]) -> tuple:

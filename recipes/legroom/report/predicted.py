@@ -54,9 +54,9 @@ def samples_per_second(record: Record) -> Interval | None:
 
 def cost_of_million_tokens(record: Record) -> float | None:
     """What training on a million tokens costs, in the currency of gpu.price_per_hour; None where that is not given."""
-    price, tokens = record.config.get("gpu", {}).get("price_per_hour"), record.speed.tokens_per_second
+    price, tokens = (record.config.get("gpu") or {}).get("price_per_hour"), record.speed.tokens_per_second
     if price is None or not tokens:
         return None
-    mode = record.config["parallelism"]
+    mode = record.config.get("parallelism") or {}
     gpus = max(mode.get("num_processes") or 1, mode.get("replicas") or 1)  # with dp one process has several
     return price * gpus / HOUR_SECONDS / tokens * MILLION

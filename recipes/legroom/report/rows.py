@@ -170,10 +170,8 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
     or the start of a config_key; the first row that meets them. None: the first row that ended ok.
     published: conditions of the same kind -> figures that others measured: {"device_used_bytes": bytes,
     "samples_per_second": ..., "source": text, "where": more conditions}.
-    Raises Refusal when there are no records, or when no row meets the baseline's conditions.
+    Raises Refusal when no row meets the baseline's conditions.
     """
-    if not records:
-        raise Refusal("There are no records to report on.")
     described = [(found, facts(found)) for found in records]
     keys = label_keys([values for _, values in described])
     used = {(values.get(key.split(".")[0]), key) for _, values in described for key in values if values[key] != "null"}

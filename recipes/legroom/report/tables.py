@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from legroom.records.printable import printable
 from legroom.records.record import DOES_NOT_FIT, STATUSES, TIGHT, Record, verdict_of
 from legroom.report import predicted
 from legroom.report.labels import PACKAGES, synonyms
@@ -155,7 +156,7 @@ def columns(made: Table) -> dict[str, list[str]]:
         "evaluation": _evaluation,
         "note": lambda row: " ".join(row.notes),
     }
-    texts = made.labels | {heading: [cell(row) for row in made.rows] for heading, cell in cells.items()}
+    texts = made.labels | {heading: [printable(cell(row)) for row in made.rows] for heading, cell in cells.items()}
     return {heading: column for heading, column in texts.items() if any(column)}
 
 
