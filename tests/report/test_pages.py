@@ -119,9 +119,9 @@ def test_what_was_typed_is_told_from_what_follows():
     assert source["optim.transformers_name"][0] == "option"
     assert settings.command(found) == "python train.py optim=adafactor train.max_steps=7"
     assert settings.command(job(overrides=["data.path=a b"])) == "python train.py 'data.path=a b'"
-    found.config["optim"]["name"], found.config["\0"] = "gone", {"name": "of a hostile record"}
+    found.config["optim"]["name"], found.config["/etc"] = "gone", {"name": "of a hostile record"}
     source = {line["key"]: line["from"] for line in settings.compared(found)}
-    assert source["optim"] == "typed" and source["optim.transformers_name"] == source["\0"] == "derived"
+    assert source["optim"] == "typed" and source["optim.transformers_name"] == source["/etc"] == "derived"
 
 
 def test_a_run_leaves_its_page_and_a_failure_of_it_is_a_warning(tmp_path, monkeypatch):

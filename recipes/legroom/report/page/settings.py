@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from legroom import invocation, paths
+from legroom.config import GROUPS
 from legroom.options import menus
 from legroom.records.record import Record
 
@@ -64,10 +65,8 @@ def _root() -> dict[str, Any]:
 
 @functools.cache
 def _option(menu: str, option: str) -> dict[str, Any]:
-    try:
-        return menus.option_values(menu, option, [paths.CONF])
-    except (OSError, ValueError, yaml.YAMLError):  # an option that is no longer there
-        return {}
+    """Of a menu of ours: a record of somebody else may name any file."""
+    return menus.option_values(menu, option, [paths.CONF]) if menu in GROUPS else {}
 
 
 def _default(section: str, name: str) -> Any:
