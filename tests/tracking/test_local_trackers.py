@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import tempfile
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from conftest import compose
 from tracked_job import LOSSES, Job, cfg, mark, record, write_steps  # noqa: F401 (mark: a fixture)
 
 from legroom.machine import host
-from legroom.tracking import process, trackers
+from legroom.tracking import local_runs, process, trackers
+from legroom.tracking.run import Job as TrackedJob
+from legroom.tracking.run import Result, reason
 
 COMPLETE = [(step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(LOSSES, 1)]
 
@@ -80,6 +84,81 @@ def test_mlflow_reads_a_run_whole(tmp_path, monkeypatch, capfd):
     check(job, curves)
 
 
+class FakeMlflow(ModuleType):
+    """Of MLflow what a run calls; it keeps what it is given."""
+
+    def __init__(self):
+        super().__init__("mlflow")
+        self.tags, self.params, self.most, self.ended = {}, {}, 0, None
+        self.MlflowClient = lambda: self
+
+    def set_experiment(self, name):
+        return SimpleNamespace(experiment_id=name)
+
+    def create_run(self, experiment_id, run_name, tags):
+        self.experiment, self.name, self.tags = experiment_id, run_name, tags
+        return SimpleNamespace(info=SimpleNamespace(run_id="1"))
+
+    def log_params(self, params, run_id):
+        self.most, self.params = max(self.most, len(params)), self.params | params
+
+    def log_metrics(self, values, step, run_id):
+        self.logged = (values, step, run_id)
+
+    def set_tag(self, run_id, key, value):
+        self.tags |= {key: value}
+
+    def set_terminated(self, run_id, status):
+        self.ended = status
+
+
+@pytest.mark.parametrize("uri, local", [("", True), ("sqlite:///runs.db", True), ("http://host:5000", False)])
+def test_mlflow_gets_no_more_than_it_takes(uri, local, tmp_path, monkeypatch):
+    fake = FakeMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    values = {f"key{n}": n for n in range(250)} | {"long": "x" * 9000}
+    job = TrackedJob("mlflow", {"project": "mine"}, str(tmp_path), "name", None, ["a", "b"], {"of": values}, None)
+    run = local_runs.MlflowRun(job, pytest.fail)
+    assert (fake.experiment, fake.name, fake.tags, run.local) == ("mine", "name", {"tags": "a, b"}, local)
+    assert len(fake.params) == 251 and fake.most == 100 and fake.params["of/long"] == "x" * 6000
+    run.step = 7
+    run.finish(Result({"status": "ok", "training/steps": 2}, 0))
+    assert fake.logged == ({"training/steps": 2}, 7, "1") and fake.tags["status"] == "ok"
+    assert fake.ended == "FINISHED"
+    run.finish(Result({"status": "oom"}, 1))
+    assert fake.ended == "FAILED" and fake.tags["status"] == "oom"
+    assert trackers.sweep_line(cfg("mlflow"), tmp_path) == "MLflow: mlflow ui"
+
+
+# --- what they all get -----------------------------------------------------------------------------
+
+
+def test_a_line_of_the_steps_becomes_figures_and_an_evaluation_has_those_that_it_made():
+    row = {"step": 1, "loss": None, "seconds": 0.0, "samples": 4, "tokens": 32, "epoch": 0.5}
+    found = process.figures(row | {"gradient_norm": None})
+    assert math.isnan(found.pop("training/loss")) and found.pop("training/tokens_per_second") > 1e9
+    assert found.pop("training/samples_per_second") > 1e9, "a clock that stood still is no failure"
+    assert found == {"training/epoch": 0.5, "training/step_seconds": 0.0}
+    evaluated = {"step": 2, "evaluation_samples": 8, "evaluation_loss": 0.5, "evaluation_accuracy": None}
+    evaluated |= {"evaluation_f1": 0.25}
+    assert process.figures(evaluated) == {"evaluation/loss": 0.5, "evaluation/f1": 0.25}
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (ValueError(), "ValueError"),
+        (f"key {'k' * 40} or {'k' * 39}", f"key *** or {'k' * 39}"),
+        ("timed out.  Consider increasing\ninit_timeout", "timed out"),
+        (". " * 400, ". " * 150),
+    ],
+    ids=range(4),
+)
+def test_a_reason_is_one_line_without_keys_and_without_advice_about_our_settings(error, said):
+    assert reason(error) == said
+
+
 # --- without the package ---------------------------------------------------------------------------
 
 
@@ -122,5 +201,7 @@ def test_what_a_killed_tracker_leaves_is_removed_by_the_next(tmp_path, monkeypat
     (dead / "files").mkdir(parents=True)
     for folder in (dead, alive):
         os.utime(folder, (0, 0))
+    young = tmp_path / f"{process.TEMPORARY}young"  # another process has made it, and will lock it
+    young.mkdir()
     made = process._temporary_folder()
-    assert sorted(map(str, tmp_path.iterdir())) == sorted([alive, made])
+    assert sorted(map(str, tmp_path.iterdir())) == sorted([alive, made, str(young)])

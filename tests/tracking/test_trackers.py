@@ -373,6 +373,31 @@ def init(**_): raise RuntimeError("key short, or {KEY}, at https://me:word@proxy
     ]
 
 
+FULL = """
+import shutil, sys
+from types import SimpleNamespace
+shutil.disk_usage = lambda _: SimpleNamespace(free=FREE)
+class Settings:
+    model_fields = {}
+    def __init__(self, **_): pass
+class Run:
+    offline, url, dir, starting_step, summary = True, "", "files/1", 0, {}
+    def log(self, values, step): pass
+    def finish(self, exit_code):
+        print("wandb: INFO fine\\nwandb: ERROR not sent\\nwandb: WARNING slow.", file=sys.stderr)
+def init(**_): return Run()
+"""
+
+
+@pytest.mark.parametrize(
+    "free, said", [(2**20, []), (2**20 - 1, ["the disk is full, so its files may lack their end"])]
+)
+def test_a_full_disk_and_what_wandb_only_prints_are_warnings(free, said, tmp_path, fake_wandb):
+    fake_wandb(FULL.replace("FREE", str(free)))
+    (warning,) = Job(tmp_path / "job").finish()
+    assert warning == f"W&B: {'; '.join([*said, 'not sent', 'slow'])}. To send it later: wandb sync files"
+
+
 @pytest.mark.parametrize("status, keys, limit", [("ok", {"finish_seconds": 1}, 3), ("interrupted", {}, 1.5)])
 def test_a_wandb_that_hangs_is_ended(status, keys, limit, tmp_path, fake_wandb, mark):
     fake_wandb("import subprocess, time; subprocess.Popen(['sleep', '1000'], start_new_session=True); time.sleep(1000)")
