@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import platform
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -198,6 +201,31 @@ def test_a_package_that_cannot_be_imported_is_broken(visit):
     assert len(broken) == 1 and broken[0].startswith("datasets ") and "(ImportError: no good)" in broken[0]
 
 
+def test_a_python_that_is_too_old_and_one_that_does_not_start_are_broken(visit, monkeypatch):
+    nvml = FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    here, wanted = platform.python_version(), checks.packages()[1]
+    monkeypatch.setattr(checks, "packages", lambda: (here, wanted))
+    error = "its process ended with 1: no encodings"
+    assert visit(nvml, {"python": {"error": error}})[1] == [f"a new Python process fails here ({error})."]
+    monkeypatch.setattr(checks, "packages", lambda: ("99.1", wanted))
+    assert visit(nvml, {})[1] == [f"Python {here} is below 99.1: make a new environment."]
+
+
+@pytest.mark.parametrize(
+    "bf16, said",
+    [
+        (True, "- bf16: this processor has instructions for it. -"),
+        (False, "- bf16: this processor has no instructions for it, so it saves memory, not time. -"),
+        (None, None),
+    ],
+)
+def test_what_a_processor_does_with_bf16_is_said_where_it_is_known(visit, monkeypatch, bf16, said):
+    machine = dataclasses.replace(checks.examine_host(), cpu_bf16=bf16)
+    monkeypatch.setattr(checks, "examine_host", lambda: machine)
+    text = rows(visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}})[0])
+    assert said in text if said else "- bf16:" not in text
+
+
 def test_without_a_gpu_the_menus_say_what_works_and_why_the_rest_does_not(visit):
     text, _ = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}, "bitsandbytes": {}})
     words = rows(text).split("What works here")[1]
@@ -328,6 +356,31 @@ def test_on_this_machine_bitsandbytes_takes_its_step_and_the_page_is_plain(run_d
     assert "8-bit AdamW works on cpu" in rows(done.stdout) and done.stdout.endswith("Nothing is broken.\n")
     assert "\x1b" not in done.stdout
     assert all(len(line) <= 80 or "/" in line for line in done.stdout.splitlines())  # only a path may be longer
+
+
+@pytest.mark.parametrize(
+    "torch, count, tried",
+    [
+        ({"cuda": "13.0"}, 2, "torch on CUDA, torch on cuda:0, torch on cuda:1, {0}cuda:0, {0}cuda:1"),
+        ({"cuda": "13.0"}, 0, "torch on CUDA, {0}cpu"),  # a CUDA build on a machine without a GPU
+        ({"cuda": None}, 2, "{0}cpu"),
+        ({}, 0, ""),  # torch cannot be imported, which bitsandbytes needs
+    ],
+)
+def test_each_gpu_is_tried_with_a_product_and_with_8bit_adamw(monkeypatch, capfd, torch, count, tried):
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is as before after the test
+    monkeypatch.setattr(probe, "_torch", lambda: torch or exit("broken"))
+    monkeypatch.setattr(probe, "_cuda", lambda: {"count": count})
+    for name in ("_product", "_step_8bit"):
+        monkeypatch.setattr(probe, name, lambda device: {"device": device})
+    monkeypatch.setattr(probe, "_bitsandbytes", dict)
+    probe.devices(bitsandbytes=True)
+    told = [json.loads(line.removeprefix(probe.PREFIX)) for line in capfd.readouterr().out.splitlines()]
+    names = [name for each in told for name, facts in each.items() if facts is not None]
+    started = "torch, " + tried.replace("{0}cuda:0", "bitsandbytes, {0}cuda:0").replace(
+        "{0}cpu", "bitsandbytes, {0}cpu"
+    )
+    assert ", ".join(names) == started.format("bitsandbytes on ").rstrip(", ")
 
 
 def test_the_libraries_that_train_are_imported_and_not_only_found():

@@ -39,5 +39,21 @@ def test_a_build_without_a_version_is_taken_as_it_is(monkeypatch):
     assert requirements.missing() == []
 
 
+def test_what_was_installed_says_the_same_as_the_checkout(monkeypatch):
+    optional = ['wandb>=0.1; extra == "track"', "peft>=0.19; extra == '8bit'", 'pytest; extra == "dev"']
+    monkeypatch.setattr(metadata, "requires", lambda _: ["torch>=2.11,<9", *optional])
+    monkeypatch.setattr(metadata, "metadata", lambda _: {"Requires-Python": ">=3.11"})
+    assert requirements.listed(None) == (
+        "3.11",
+        [
+            (None, "torch", "2.11", "torch>=2.11,<9"),
+            ("track", "wandb", "0.1", "wandb>=0.1"),
+            ("8bit", "peft", "0.19", "peft>=0.19"),
+        ],
+    )
+    monkeypatch.setattr(metadata, "requires", lambda _: None)
+    assert requirements.listed(None) == ("3.11", []), "a package that needs none says nothing"
+
+
 def test_what_the_tests_run_with_is_recent_enough():
     assert requirements.missing() == []

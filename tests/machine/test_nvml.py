@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pynvml
@@ -132,6 +133,13 @@ def test_a_card_with_only_its_name_and_capability_is_usable(visit):
     }
     text, broken = visit(FakeNvml(facts))
     assert not broken and "power and heat not available" in rows(text)
+
+
+def test_without_the_binding_no_gpu_is_found_and_the_doctor_says_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = Nvml()
+    assert nvml.find_visible_gpus() == () and found.cards() == []
+    assert found.driver.error == "nvidia-ml-py, which finds GPUs, is missing" and not found.driver.broken
 
 
 def test_a_binding_that_lacks_a_function_has_no_answer(monkeypatch):

@@ -1,10 +1,13 @@
 """The target of a configuration: the device and the GPU that a job computes on."""
 
+import sys
+
+import pytest
 from conftest import compose
 
 from legroom import config
 from legroom.config.target import capability_of
-from legroom.machine import host
+from legroom.machine import host, interpreter
 
 
 def test_auto_is_the_gpu_that_is_there(pretend_gpu):
@@ -41,3 +44,18 @@ def test_a_capability_that_is_none_is_refused_and_described():
     problems = compose("recipe=estimate", "gpu=l4_24gb", "gpu.capability=new").problems
     assert len(problems) == 1 and "gpu.capability=new" in problems[0]
     assert capability_of("new") == (0, 0) and capability_of("9.0") == (9, 0)
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [(7, "exit code 7"), (0, "exit code 0"), (-9, "SIGKILL"), (-35, "signal 35")],
+)
+def test_how_a_process_ended_is_said(code, said):
+    assert interpreter.exit_text(code) == said
+    assert "the worker was ended" in interpreter.exit_text(interpreter.UNWATCHED)
+
+
+def test_without_psutil_the_memory_is_not_known(monkeypatch):
+    assert 0 < host.free_memory_bytes() <= host.memory_bytes()
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert host.free_memory_bytes() is host.memory_bytes() is None
