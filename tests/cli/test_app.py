@@ -14,13 +14,14 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from legroom.cli import commands
-from legroom.cli.app import child, command
-from legroom.cli.app.estimates import Estimates, NotWanted, _failed
+from legroom.cli.app import child, command, model_name
+from legroom.cli.app.estimates import MOST_SIMULATIONS, Estimates, NotWanted, _failed
 from legroom.cli.app.form import MODES, MOST_CONFIG_BYTES, Form
 from legroom.cli.app.server import MOST_BYTES, Server
 from legroom.errors import Refusal
@@ -118,6 +119,14 @@ def test_what_the_page_does_not_offer_is_refused(form, wrong, said):
         form.overrides(CHOSEN | wrong)
 
 
+def test_a_model_whose_configuration_is_in_the_cache_is_taken_by_its_id(form, monkeypatch):
+    monkeypatch.setattr(model_name, "_is_cached", lambda _: True)
+    assert "model.pretrained=nobody/of-that-name" in form.overrides(CHOSEN | {"model": "nobody/of-that-name"})
+    for text in ("../x", "a/b/c", "/etc"):
+        with pytest.raises(Refusal, match="not among the known models"):
+            form.overrides(CHOSEN | {"model": text})
+
+
 @pytest.mark.parametrize(
     ("written", "option"),
     [
@@ -135,6 +144,11 @@ def test_a_model_is_found_by_what_people_write(form, written, option):
     words = form.overrides(CHOSEN | {"model": written})
     assert f"model={option}" in words
     assert form.named({"model": written}, words, {"command": ""})["model"].startswith(option)
+
+
+def test_a_request_without_keys_is_refused(form):
+    with pytest.raises(Refusal, match="not an object of choices"):
+        form.overrides([CHOSEN])
 
 
 def test_a_rank_goes_with_an_adapter_and_a_pasted_model_with_a_command_that_can_be_typed(form):
@@ -265,6 +279,22 @@ def test_pages_from_elsewhere_cannot_ask(request_, server, headers, status):
     assert not server.estimates.asked
 
 
+@pytest.mark.parametrize(
+    "name, status", [("elsewhere.example", 403), ("localhost:80", 200), ("[::1]:80", 200), ("[::1]", 200)]
+)
+def test_a_page_reads_the_app_under_the_names_of_this_machine_alone(request_, name, status):
+    assert request_("GET", "/app.css", Host=name)[0] == status
+
+
+def test_an_estimate_that_nobody_wants_any_more_has_no_answer(request_, server, monkeypatch):
+    def answer(*_):
+        raise NotWanted
+
+    monkeypatch.setattr(server.estimates, "answer", answer)
+    with pytest.raises(http.client.RemoteDisconnected):
+        request_("POST", "/estimate", json.dumps(CHOSEN), Content_Type="application/json")
+
+
 def test_a_request_that_is_too_long_or_no_json_is_refused(request_, server):
     kind = {"Content_Type": "application/json"}
     assert request_("POST", "/estimate", b" " * (MOST_BYTES + 1), **kind)[0] == 413
@@ -352,6 +382,39 @@ def test_an_estimate_ends_with_the_client_that_asked_and_with_the_app(forked):
         estimates.answer(["y"])
 
 
+def test_answers_are_kept_and_the_oldest_are_forgotten_with_their_pages(forked, monkeypatch):
+    def answer(overrides, folder, pipe, advise):
+        if overrides == ["dies"]:
+            os._exit(3)
+        folder.mkdir()
+        (folder / "page.html").write_text(overrides[0])
+        pipe.send({"record": {}})
+
+    monkeypatch.setattr("legroom.cli.app.estimates.MOST_KEPT", 2)
+    estimates = forked(answer)
+    assert estimates.answer(["dies"])["failed"] == "the process of the estimate has ended (exit code 3)."
+    a, b = (estimates.answer([name]) for name in "ab")
+    assert estimates.answer(["a"]) is a, "it is the newest now"
+    c = estimates.answer(["c"])
+    assert [estimates.page(each["page"]) for each in (a, b, c)] == [b"a", None, b"c"]
+    estimates._free[False] = threading.BoundedSemaphore(0)
+    with pytest.raises(NotWanted):
+        estimates.answer(["d"], gone=lambda: True)
+    assert estimates.answer(["c"]) is c, "which no process is needed for"
+
+
+def test_of_the_simulations_the_newest_are_kept(tmp_path):
+    (tmp_path / child.SHARED).mkdir()
+    for number in range(MOST_SIMULATIONS + 2):
+        path = tmp_path / child.SHARED / str(number)
+        path.touch()
+        os.utime(path, (number, number))
+    (tmp_path / child.SHARED / "5.part").touch()  # one that is being written
+    Estimates._forget_simulations(SimpleNamespace(folder=tmp_path))
+    left = {path.name for path in (tmp_path / child.SHARED).iterdir()}
+    assert left == {*map(str, range(2, MOST_SIMULATIONS + 2)), "5.part"}
+
+
 @pytest.mark.parametrize("how, code", [("the app has ended", signal.SIGKILL), ("time", signal.SIGALRM)])
 def test_the_process_of_an_estimate_ends_by_itself(tmp_path, monkeypatch, how, code):
     monkeypatch.setattr(estimate_worker, "answer", _wait)
@@ -392,6 +455,21 @@ def test_the_memory_of_an_estimate_is_limited_and_the_end_is_said(forked, monkey
 @pytest.mark.parametrize("code, said", [(-6, "memory"), (-9, "memory"), (-14, "no answer after"), (3, "exit code 3")])
 def test_how_a_process_ended_is_said(code, said):
     assert said in _failed(code)["failed"]
+
+
+@pytest.mark.parametrize("host, open_to_all", [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_an_address_that_others_reach_is_said_and_the_page_opened(monkeypatch, tmp_path, capsys, host, open_to_all):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(command.worker_environment, "prepare", lambda *_: None)
+    monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
+    monkeypatch.setattr(Server, "serve_forever", lambda _: None)
+    for words in ([], ["--open"]):
+        assert command.main(["--port", "0", "--host", host, *words]) == 0
+    said = capsys.readouterr().out
+    assert len(opened) == 1 and f"Will it fit? {opened[0]} (Ctrl-C ends it)" in said
+    assert ("Everybody who reaches this address can start estimates" in said) is open_to_all
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
