@@ -76,6 +76,20 @@ def test_the_verdict_of_an_estimate_stands_first(outcome, verdict, margin):
     assert head.startswith(f"{verdict}: bert_large") and f"{abs(margin) // GIB} GiB" in head.split("\n  Time")[0]
 
 
+@pytest.mark.parametrize(
+    "typed, allocator, said",
+    [
+        (None, None, "2 GiB stay free of 24 GiB; all predicted"),
+        (None, 8 * GIB, "2 GiB stay free of a limit of 8 GiB on 24 GiB; all predicted"),
+        (10.5, 8 * GIB, "2 GiB stay free of 10.5 GiB (launch.memory_limit_gib); all predicted"),
+    ],
+)
+def test_a_limit_of_the_memory_is_named_by_what_sets_it(outcome, typed, allocator, said):
+    outcome.config["launch"]["memory_limit_gib"] = typed
+    outcome.estimate = Estimate(True, 2 * GIB, 24 * GIB, record.FITS, 2 * GIB, limit_bytes=allocator)
+    assert said in " ".join(brief.answer(outcome).split())
+
+
 @pytest.mark.parametrize("status", record.STATUSES)
 def test_no_word_and_no_command_is_wrapped_at_80_columns(status, columns):
     made = compose("device=cpu").record

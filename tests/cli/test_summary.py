@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from made_up_records import OOM, job
 
-from legroom.cli import argv, brief, sweep
+from legroom.cli import argv, brief, summary, sweep
 from legroom.records.record import Error, Estimate, Memory
 from legroom.units import MIB
 
@@ -50,10 +51,25 @@ def test_estimates_over_all_gpus_leave_auto_out_where_there_is_none(pretend_gpu)
     assert argv.leave_auto_out(typed) == typed
 
 
-def test_the_guides_three_lines_of_memory():
-    from legroom.cli import summary
-    from legroom.records.record import Memory
+def test_what_an_estimate_explains_names_the_count_and_what_was_refused():
+    tensors = [{"bytes": 3 * MIB, "part": part, "made_by": "mlp", "count": n} for n, part in ((2, "a"), (1, "b"))]
+    levers = [{"words": "x", "refused": "it needs a GPU"}]
+    rows = list(summary.explanation(Estimate(True, 1, 2, largest=tensors, levers=levers)))
+    assert rows == [
+        ("  largest at the peak", "3 MiB", "a, mlp, 2 of them"),
+        ("", "3 MiB", "b, mlp"),
+        ("  levers, each alone", "", "not with x: it needs a GPU"),
+    ]
 
+
+@pytest.mark.parametrize("releases, said", [(None, ""), (0, ""), (3, ", cached memory given back 3 times")])
+def test_uneven_lengths_say_how_often_cached_memory_is_given_back(releases, said):
+    shown = {"shown_reserved_bytes": 5 * MIB, "expandable_reserved_bytes": 4 * MIB, "lengths_steps": 9}
+    ((_, size, note),) = summary.lengths(Estimate(True, 1, 2, releases=releases, **shown))
+    assert size == "5 MiB" and note == f"shown after 9 steps on uneven lengths{said}; 4 MiB with expandable_segments"
+
+
+def test_the_guides_three_lines_of_memory():
     mib = 2**20
     rows = {}
     for name, more in (

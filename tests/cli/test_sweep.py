@@ -215,7 +215,7 @@ def test_jobs_side_by_side_say_so(tmp_path):
     assert "at once" in (tmp_path / "s/table.md").read_text() or "side by side" in (tmp_path / "s/table.md").read_text()
 
 
-def test_jobs_are_noted_by_command(tmp_path):
+def test_jobs_are_noted_by_command(tmp_path, monkeypatch):
     ours, theirs = sweep.Sweep("a", tmp_path), sweep.Sweep("b", tmp_path)
     ours.note(tmp_path, 1, "k1", "ok")
     theirs.note(tmp_path, 0, "k0", "failed")
@@ -224,6 +224,22 @@ def test_jobs_are_noted_by_command(tmp_path):
     ours.note(tmp_path, 0, "k2", "ok")  # what was noted of it before is gone
     assert [(job["job"], job["status"]) for job in ours.jobs(tmp_path)] == [(0, "ok"), (1, "ok")]
     assert os.listdir(tmp_path) == [sweep.JOBS_FOLDER]
+    ours.note(tmp_path, 1, "k1", "started", ["again"])  # by the cluster, which has requeued it
+    ours.note(tmp_path, 1, "k1", "ok", ["done"])
+    assert ours.jobs(tmp_path)[1]["lines"] == ["again", "done"]
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    ours.note(tmp_path, 2, "k3", "ok")
+    assert len(ours.jobs(tmp_path)) == 2, "of the ranks of a job the first notes"
+
+
+@pytest.mark.parametrize("jobs, most, at_once", [(9, None, 9), (9, 4, 4), (3, 4, 3), (None, None, 2)])
+def test_the_jobs_that_submitit_runs_at_once_here_are_all_or_a_batch(jobs, most, at_once):
+    launcher = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
+    values = {"launcher": launcher, "job": {"num": 0}, "sweeper": {"max_batch_size": most}}
+    assert sweep.job_environment(OmegaConf.create(values), jobs)["jobs_at_once"] == at_once
+    values["launcher"] = {"_target_": launcher["_target_"].replace("Local", "Slurm")}
+    assert sweep.job_environment(OmegaConf.create(values), jobs)["jobs_at_once"] == 1
 
 
 @pytest.mark.parametrize("n_jobs,at_once", [(1, 1), (3, 3), (-1, os.cpu_count()), (-2, max(os.cpu_count() - 1, 0))])

@@ -91,7 +91,7 @@ def check_talks(folder: Path, found: Record | None, compare: bool) -> None:
     if adapter.is_file():
         kind = settings(adapter).get("task_type")
         if kind != "CAUSAL_LM":
-            kind = "classifies texts" if kind == "SEQ_CLS" else f"is for {kind}"
+            kind = "classifies texts" if kind == "SEQ_CLS" else f"is for {kind or 'no task'}"
             raise Refusal(f"{folder} has an adapter that {kind} and says nothing. {_instead(folder)}")
     else:
         check_speaks(str(folder), settings(folder / "config.json").get("architectures") or [])
