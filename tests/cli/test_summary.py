@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import compose
 from made_up_records import OOM, job
 
-from legroom.cli import argv, brief, summary, sweep
+from legroom.cli import argv, brief, single_run, summary, sweep
 from legroom.records.record import Error, Estimate, Memory
 from legroom.units import MIB
 
@@ -41,6 +42,18 @@ def test_the_time_after_a_resume_says_what_it_covers():
     ]
     record.training.resumed_from_step = 1
     assert "1 steps since step 1" in brief.brief(record, Path("x"), verbose=True)
+
+
+@pytest.mark.parametrize("kept, asks", [(True, True), (False, True), (False, False)])
+def test_a_finished_run_is_not_trained_again_and_a_model_that_is_lost_is_said(tmp_path, capsys, kept, asks):
+    cfg = compose("device=cpu", f"save.final={str(asks).lower()}").cfg
+    if kept:
+        (tmp_path / "model").mkdir()
+    assert single_run._report_finished(cfg, ended(), tmp_path) == "ok"
+    out = capsys.readouterr().out
+    assert out.startswith("Finished already, so nothing was trained. What it came to:\nok: bert_tiny")
+    lost = f"save.final: {tmp_path} is finished and left no checkpoint, so there is no model to save.\n"
+    assert out.endswith(lost) is (asks and not kept)
 
 
 def test_estimates_over_all_gpus_leave_auto_out_where_there_is_none(pretend_gpu):

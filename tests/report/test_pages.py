@@ -198,6 +198,14 @@ def test_the_folder_of_a_single_run_keeps_the_runs_page(tmp_path, monkeypatch, c
     assert opened == [(folder / "page.html").as_uri()]
 
 
+@pytest.mark.parametrize("found, said", [(True, ""), (False, "No browser was found: open there/page.html yourself.\n")])
+def test_a_machine_without_a_browser_says_what_to_open(tmp_path, monkeypatch, capsys, found, said):
+    monkeypatch.setattr(report, "make", lambda *_: (report.compare([job()]), [tmp_path / "page.html"]))
+    monkeypatch.setattr("webbrowser.open", lambda _: found)
+    assert report_command.main(["there", "--open"]) == 0
+    assert capsys.readouterr().out.partition("Written to there: page.html\n")[2] == said
+
+
 def test_labels_of_a_sweep_cannot_become_code(tmp_path):
     records = [job("precision=bf16"), job("precision=fp32")]
     records[0].config["precision"]["name"] = HOSTILE

@@ -9,7 +9,7 @@ import tempfile
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from conftest import compose
+from conftest import compose, small
 from tracked_job import LOSSES, Job, cfg, mark, record, write_steps  # noqa: F401 (mark: a fixture)
 
 from legroom.machine import host
@@ -48,6 +48,14 @@ def test_tensorboard_reads_a_run_whole(tmp_path, capfd):
     events = EventAccumulator(str(job.folder / "tensorboard"), size_guidance={"tensors": 0}).Reload()
     names = events.Tags()["tensors"]
     check(job, {name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)] for name in names})
+
+
+def test_a_run_of_the_command_ends_with_the_line_of_its_tracker(command, tmp_path):
+    pytest.importorskip("tensorboard")
+    words = small("recipe=accelerate", "tracker=tensorboard", "measure.ledger=false", "hydra.run.dir=run")
+    ended = command(*words)
+    assert ended.code == 0 and f"TensorBoard: tensorboard --logdir {tmp_path}/run/tensorboard\n" in ended.out
+    assert len(list((tmp_path / "run/tensorboard").iterdir())) == 1
 
 
 def test_tensorboard_shows_a_sweep_with_one_line(tmp_path):

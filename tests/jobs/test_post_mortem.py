@@ -1,0 +1,145 @@
+"""What is left of a job whose worker could not say how it ended, from made-up exits: no worker is started."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+
+import pytest
+
+from legroom.jobs import post_mortem, worker
+from legroom.jobs.post_mortem import WorkerExit
+from legroom.machine import host
+from legroom.ranks import failure_store
+from legroom.ranks.rank_info import RankInfo
+from legroom.records import record_file, run_folder
+from legroom.records.messages import RankFailed
+from legroom.records.record import Error
+
+RAN_OUT = "the system ran out of memory"
+OF_RANK_1 = RankFailed("failed", Error("forward", "ValueError", "shapes differ", rank=1))
+
+
+@pytest.fixture(scope="module")
+def composed(make_job):
+    return make_job("device=cpu", "launch.timeout_seconds=60")
+
+
+@pytest.fixture
+def job(composed, tmp_path):
+    made = copy.deepcopy(composed)
+    made.folder = tmp_path
+    return made
+
+
+@pytest.mark.parametrize(
+    "worker, cause, status, error",
+    [
+        (WorkerExit("exited", -9, "train", False), None, "killed", ("forward", "Killed", "SIGKILL")),
+        (WorkerExit("exited", -11, "count", False), None, "killed", ("step", "Killed", "SIGSEGV")),
+        (WorkerExit("exited", 7, "eval", False), None, "failed", ("eval", "WorkerDied", "exit code 7, and no record")),
+        (WorkerExit("interrupted", 0, "save", False), None, "interrupted", ("save", "KeyboardInterrupt", "stopped by")),
+        (WorkerExit("timeout", -9, "load", False), None, "timeout", ("load", "Timeout", "not done after 60 seconds")),
+        (WorkerExit("preempted", -15, "load", False), None, "preempted", None),
+        (WorkerExit("exited", -9, "train", False), OF_RANK_1, "failed", ("forward", "ValueError", "shapes differ")),
+        (
+            WorkerExit("exited", -9, "save", True),
+            OF_RANK_1,
+            "oom",
+            (
+                "save",
+                "KernelOutOfMemory",
+                f"{RAN_OUT}, of which it has 3.0 GiB, and killed the process (SIGKILL) while",
+            ),
+        ),
+    ],
+    ids=lambda value: value.phase + value.reason if isinstance(value, WorkerExit) else "",
+)
+def test_a_worker_that_left_no_record_has_one_of_its_end(job, monkeypatch, worker, cause, status, error):
+    monkeypatch.setattr(host, "memory_bytes", lambda: 3 * 2**30)
+    found = post_mortem.leave_record(job, worker, cause)
+    assert record_file.read(job.folder) == found and found.status == status
+    if error is None:
+        assert found.error is None
+        return
+    assert (found.error.phase, found.error.type) == error[:2] and found.error.message.startswith(error[2])
+    if worker.reason == "timeout":
+        assert "launch.timeout_seconds" in found.error.hint
+    if found.error.type == "WorkerDied":
+        assert found.error.hint == f"Its output is in {job.folder / run_folder.LOG_FILE}."
+
+
+@pytest.mark.parametrize(
+    "code, log, status",
+    [
+        (-signal.SIGABRT, "terminate called: std::bad_alloc", "oom"),
+        (1, "MemoryError", "oom"),
+        (-signal.SIGSEGV, "std::bad_alloc", "killed"),
+        (1, "MemoryError" + " " * post_mortem.END_OF_LOG_BYTES, "failed"),  # long before the end
+        (1, None, "failed"),
+    ],
+)
+def test_the_end_of_the_log_tells_a_want_of_memory(job, code, log, status):
+    if log is not None:
+        (job.folder / run_folder.LOG_FILE).write_text(log)
+    found = post_mortem.leave_record(job, WorkerExit("exited", code, "train", False), None)
+    assert found.status == status and (found.error.type == "BadAlloc") is (status == "oom")
+
+
+def test_the_steps_that_were_written_count_and_neither_evaluations_nor_a_cut_line(job):
+    rows = [{"step": n, "loss": 1 / n, "samples": 4, "tokens": 32} for n in (1, 2)]
+    rows.insert(1, {"step": 1, "evaluation_loss": 0.5})
+    (job.folder / run_folder.STEPS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3, "lo')
+    found = post_mortem.leave_record(job, WorkerExit("exited", -9, "train", False), None).training
+    assert (found.steps, found.samples, found.tokens, found.losses, found.final_loss) == (2, 8, 64, [1.0, 0.5], 0.5)
+
+
+@pytest.mark.parametrize(
+    "code, cause, said",
+    [
+        (0, None, []),
+        (-9, None, ["the worker: SIGKILL, while memory was counted; the training had ended."]),
+        (0, OF_RANK_1, ["rank 1: shapes differ, while memory was counted; the training had ended."]),
+    ],
+)
+def test_a_result_that_was_written_stays_whatever_counting_memory_came_to(job, code, cause, said):
+    job.record.status = "ok"
+    record_file.write(job.record, job.folder)
+    found = post_mortem.leave_record(job, WorkerExit("exited", code, "count", False), cause)
+    assert found.status == "ok" and found.warnings == said and record_file.read(job.folder) == found
+
+
+def test_a_rank_that_only_lost_contact_has_the_cause_in_its_record(job):
+    job.record.status, job.record.error = "failed", Error("forward", "DistNetworkError", "reset by peer")
+    record_file.write(job.record, job.folder)
+    left = WorkerExit("exited", 1, "train", False)
+    assert post_mortem.leave_record(job, left, None).error.type == "DistNetworkError"
+    own = RankFailed("failed", Error("load", "OSError", "mine", rank=0))
+    assert post_mortem.leave_record(job, left, own).error.type == "DistNetworkError", "it says so itself"
+    assert post_mortem.leave_record(job, left, OF_RANK_1).error.message == "shapes differ"
+
+
+# --- under a launcher ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rank, status, lost, there, sent, published",
+    [
+        (0, "failed", False, None, 1, True),
+        (1, "oom", False, OF_RANK_1, 1, True),
+        (0, "failed", True, OF_RANK_1, 2, False),  # it says why on behalf of the rank that failed
+        (1, "failed", True, OF_RANK_1, 1, False),
+        (1, "failed", True, None, 1, True),
+        (0, "interrupted", False, None, 1, False),
+    ],
+)
+def test_a_failed_rank_publishes_its_reason_unless_another_has(monkeypatch, rank, status, lost, there, sent, published):
+    info, messages, found = RankInfo(rank, 2, launched=True), [], []
+    monkeypatch.setattr(failure_store, "wait_for_failure", lambda *_: there and there.to_dict())
+    monkeypatch.setattr(failure_store, "publish_failure", lambda *given: found.append(given))
+    own = RankFailed(status, Error("forward", "RuntimeError", "mine", rank=rank), lost)
+    worker._report_failure(info, own, messages.append)
+    assert messages == [own, OF_RANK_1][:sent] and found == [(info, own.to_dict())] * published
+    worker._report_failure(RankInfo(rank, 2), own, messages.append)
+    assert messages[sent:] == [own] and len(found) == published, "without a launcher the parent hears of all ranks"
