@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import compose
 
-from legroom.errors import Refusal
+from legroom.errors import Refusal, first_line
 from legroom.foresight import advice
 from legroom.jobs import failures
 
@@ -43,6 +43,20 @@ def test_a_lack_of_memory_is_known_in_all_its_forms(error):
 def test_other_errors_are_failures(error):
     status, described = failures.describe(error, "load", compose("device=cpu").cfg)
     assert status == "failed" and described.type == type(error).__name__
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise AttributeError("an error of a library that cannot say what it is")
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [(ValueError(" a\nb "), "a"), (KeyError(), "KeyError"), (ValueError("\n"), "ValueError"), (Silent(), "Silent")],
+    ids=range(4),
+)
+def test_an_error_is_said_in_a_line_and_one_without_words_by_its_kind(error, said):
+    assert first_line(error) == said
 
 
 def test_a_refusal_and_ctrl_c_are_no_failures():
