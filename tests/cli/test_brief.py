@@ -45,6 +45,45 @@ def test_a_small_models_memory_is_not_shown_as_nothing(outcome):
     assert "5 MiB" in brief.answer(outcome)
 
 
+def test_a_part_of_the_memory_is_shown_from_half_a_per_cent_on(outcome):
+    for peak, shown in ((200 * 2**20, True), (201 * 2**20, False)):
+        outcome.memory = Memory(2**20, peak_tensor_bytes=peak)
+        assert ("weights 1" in brief.answer(outcome)) is shown
+
+
+def test_an_estimate_of_which_nothing_is_left_lacks_nothing(outcome):
+    for left, said in ((0, "stay free"), (-1, "are missing")):
+        outcome.estimate = Estimate(False, left, GIB, record.TIGHT)
+        assert said in brief.answer(outcome)
+
+
+@pytest.mark.parametrize(
+    "steps, replicas, machines, said",
+    [
+        (1, 1, 1, "batch 4,"),
+        (2, 1, None, "batch 4 x 2,"),
+        (1, 2, 2, "batch 4 x 2 ranks, 2 machines, 25 GB/s each way between them,"),
+        (3, 8, 1, "batch 4 x 3 x 8 ranks,"),
+    ],
+)
+def test_the_setup_says_how_a_batch_is_made(outcome, steps, replicas, machines, said):
+    outcome.config["batch"]["per_device"], outcome.config["accumulation"]["steps"] = 4, steps
+    outcome.config["parallelism"]["replicas"] = replicas
+    outcome.config["gpu"] |= {"machines": machines, "machine_link_gb_per_second": 25.0}
+    outcome.model = record.Model("bert_large", "BertForSequenceClassification", "sdpa")
+    assert f"bf16, adamw, {said} attention sdpa" in " ".join(brief.answer(outcome).split())
+
+
+@pytest.mark.parametrize("status, shown", [("failed", True), ("oom", False)])
+def test_a_rank_is_named_where_there_are_several_and_its_output_where_it_failed(outcome, status, shown):
+    outcome.status, outcome.error = status, Error("step", "ValueError", "no", None, 1)
+    assert "ValueError in step: no" in brief.answer(outcome)
+    outcome.config["parallelism"]["num_processes"] = 2
+    text = brief.brief(outcome, Path("here"))
+    assert "ValueError in step on rank 1: no" in text
+    assert ("The libraries' output: here/log-rank1.txt" in text) is shown
+
+
 def test_a_large_rate_has_no_exponent(outcome):
     for rate, text in ((1234.5, "1,234 samples/s"), (123.4, "123 samples/s"), (1.234, "1.23 samples/s")):
         outcome.speed.samples_per_second = rate
@@ -127,7 +166,12 @@ def test_verbose_shows_all_figures(command):
             {"peak_reserved_bytes": 3 * GIB, "host_peak_rss_bytes": GIB},
             "3 GiB reserved by CUDA's allocator; A has 4 GiB",
         ),
-        (None, {"device_used_bytes": 3 * GIB, "peak_reserved_bytes": 1}, "3 GiB of the GPU; A has 4 GiB"),
+        (
+            None,
+            {"device_used_bytes": 3 * GIB, "peak_reserved_bytes": 1, "host_peak_rss_bytes": 1},
+            "3 GiB of the GPU; A has 4 GiB",
+        ),
+        (None, {"device_used_bytes": 3 * GIB, "host_peak_rss_bytes": 1}, "3 GiB of the GPU; A has 4 GiB"),
     ],
 )
 def test_a_run_out_of_memory_says_what_it_used_and_what_there_was(outcome, columns, limit, memory, said):
@@ -157,7 +201,16 @@ def test_a_run_that_ended_early_says_whether_it_can_go_on(outcome, tmp_path, sta
     assert said in text and ("Go on" in text) is bool(said)
 
 
-@pytest.mark.parametrize(("losses", "said"), [([2.0, 2.1, 2.0], True), ([2.0, 1.5, 1.0], False), ([2.0], False)])
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([2.0, 2.1, 2.0], True),
+        ([2.0, 1.5, 1.0], False),
+        ([2.0], False),
+        ([1.0, 1.0, 0.995], True),
+        ([1.0, 1.0, 0.985], False),  # by more than a hundredth
+    ],
+)
 def test_a_kept_model_whose_loss_did_not_fall_is_said(outcome, tmp_path, losses, said):
     (tmp_path / "model").mkdir()
     outcome.status, outcome.training.losses = "ok", losses
@@ -171,7 +224,8 @@ def test_a_kept_model_whose_loss_did_not_fall_is_said(outcome, tmp_path, losses,
         ([1.0, 1.1] * 8 + [1.2, 1.3] * 8, True, "text", "type a smaller one first"),
         ([1.0, 3.0], True, "text", "The loss did not fall in 2 steps"),  # too few to blame the rate
         ([1.0, 1.1] * 8 + [1.2, 1.3] * 8, False, "dummy", None),  # random ids: only the figures are wanted
-        ([1.0, 1.1] * 2 + [1.2, 1.3] * 2, False, "text", None),  # a few steps
+        ([1.0, 1.1] * 5 + [1.2, 1.3] * 5, False, "text", "The loss rose in 20 steps"),
+        ([1.0, 1.1] * 5 + [1.2, 1.3] * 4 + [1.2], False, "text", None),  # one step too few
         ([1.0, 0.2, 1.9, 0.9] * 8 + [1.01], False, "text", None),  # noise
         ([1.2, 1.3] * 8 + [1.0, 1.1] * 8, False, "text", None),
         ([None, *[1.0] * 16, *[2.0] * 16, None], False, "text", "The loss rose in 32 steps"),

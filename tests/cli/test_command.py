@@ -168,6 +168,7 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(legro
         (["-m", "precision=fp32,bf17"], ["precision=bf17", "bf16"]),
         (["-m", "precison=fp32,bf16"], ["precision"]),
         (["-m", "batch.per_device=1,two"], ["batch.per_device", "two"]),
+        (["-m", "train.seed=${nope},1"], ["train.seed: ", "nope", "Type the value itself"]),
     ],
     ids=lambda words: " ".join(words),
 )

@@ -75,6 +75,20 @@ def test_what_an_estimate_explains_names_the_count_and_what_was_refused():
     ]
 
 
+def test_a_figure_has_the_unit_that_people_read():
+    assert summary._figure("step_seconds", 9.99, None) == "9,990.00 ms"
+    assert summary._figure("train_seconds", 10.0, None) == "10.0 s"
+    assert summary._figure("optimizer_bytes", 8 * MIB, MIB) == "8.0 MiB, 8.00 bytes a parameter"
+    assert summary._figure("host_peak_rss_bytes", 8 * MIB, MIB) == "8.0 MiB", "which the libraries take"
+
+
+@pytest.mark.parametrize("step, evaluation, said", [(6, 7, "7 MiB"), (6, 6, None), (None, 7, "7 MiB"), (6, None, None)])
+def test_an_evaluation_is_shown_where_it_needs_more_than_a_step(step, evaluation, said):
+    needs = Estimate(True, 1, 2, evaluation_reserved_bytes=evaluation and evaluation * MIB)
+    rows = list(summary.evaluation(needs, Memory(peak_reserved_bytes=step and step * MIB)))
+    assert rows == ([("CUDA reserved, evaluation", said, "peak")] if said else [])
+
+
 @pytest.mark.parametrize("releases, said", [(None, ""), (0, ""), (3, ", cached memory given back 3 times")])
 def test_uneven_lengths_say_how_often_cached_memory_is_given_back(releases, said):
     shown = {"shown_reserved_bytes": 5 * MIB, "expandable_reserved_bytes": 4 * MIB, "lengths_steps": 9}
