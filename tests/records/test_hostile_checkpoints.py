@@ -148,6 +148,8 @@ def test_a_manifest_of_no_checkpoint(folder, change, words):
         {"random": {}},
         {"random": states() | {"python": [3, [0] * 624 + [625], None]}},
         {"random": states() | {"numpy": ["MT19937", [0] * 624, 10**6, 0, 0.0]}},
+        {"random": states() | {"numpy": ["MT19937", [0] * 624, 625, 0, 0.0]}},
+        {"random": states() | {"numpy": ["MT19937", [2**32] * 624, 1, 0, 0.0]}},
         {"random": states() | {"torch": "zz"}},
         {"random": states() | {"cuda": "00"}},
     ],
@@ -155,6 +157,23 @@ def test_a_manifest_of_no_checkpoint(folder, change, words):
 def test_values_of_no_training(folder, change):
     sealed(folder, "rank-0.json", change)
     refused(folder, "rank-0.json cannot be used")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"boxes": {"a": {"shape": [1] * 64, "offset": [0] * 64}}},
+        {"boxes": {"a": {"shape": [2**53], "offset": [0]}}},
+        {"random": states() | {"numpy": ["MT19937", [2**32 - 1] * 624, 624, 0, 0.0]}},  # just seeded
+        {"random": states() | {"python": [3, [0] * 624 + [624], 0.5]}},
+        {"step_log": STEP_LOG | {"losses": [-1.5, 0, 1], "evaluations": [{"step": step} for step in (1, 2, 3)]}},
+        {"scheduler": {"last": -(2**53)}},
+    ],
+    ids=range(6),
+)
+def test_what_a_training_may_save_at_most_is_read(folder, change):
+    sealed(folder, "rank-0.json", change)
+    assert checkpoint_files.verify(folder).values.keys() >= change.keys()
 
 
 def test_values_that_nest_deeper_than_they_are_looked_at(folder):

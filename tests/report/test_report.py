@@ -204,6 +204,11 @@ def test_the_order_is_that_of_the_jobs():
     assert names([first, second, third]) == [f"precision={p}" for p in ("bf16", "tf32", "fp32")], (
         "two sweeps: by their start"
     )
+    for each, number in zip((first, second, third), (2, 1, 1)):
+        each.environment |= {"job_number": number, "started_at": "2026-01-01T12:00:00+00:00"}
+    assert names([first, second, third])[2] == "precision=fp32", "of the same second: by number"
+    second.environment["started_at"] = None
+    assert names([first, second, third])[2] == "precision=bf16", "one that does not say when is the last"
 
 
 def test_without_numbers_the_order_is_that_of_the_labels():
@@ -226,6 +231,9 @@ def test_memory_is_of_the_kind_that_all_jobs_have():
 def test_the_unit_of_memory_suits_its_size():
     assert "tensor memory MiB" in columns(rows.table([job(memory=1000 * MIB)]))
     assert columns(rows.table([job(memory=5000 * MIB)]))["tensor memory GiB"] == ["4.883"]
+    exact = job()
+    exact.memory.peak_tensor_bytes = 1024 * MIB
+    assert columns(rows.table([exact]))["tensor memory GiB"] == ["1.000"]
 
 
 def test_figures_of_a_run_out_of_memory_do_not_count():
@@ -313,10 +321,10 @@ def test_no_table_says_that_nvml_told_an_estimate():
 
 
 def test_jobs_side_by_side_are_marked():
-    made = rows.table([job(jobs_at_once=4), job("precision=bf16", jobs_at_once=1)])
+    made = rows.table([job(jobs_at_once=2), job("precision=bf16", jobs_at_once=1)])
     assert columns(made)["note"] == [
         "",
-        "4 jobs side by side: they disturb each other's times and device memory.",
+        "2 jobs side by side: they disturb each other's times and device memory.",
     ]
 
 
