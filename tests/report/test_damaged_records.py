@@ -55,7 +55,7 @@ def test_a_record_in_the_folder_of_another_job_is_left_out(tmp_path):
 
 
 def test_wrong_values_at_any_path_end_no_report(tmp_path):
-    """A tenth of all replacements, drawn anew each time; the seed is printed."""
+    """A part of all replacements, drawn anew each time; the seed is printed."""
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)
     values = json.loads(record_file.to_json(full()))
@@ -63,7 +63,7 @@ def test_wrong_values_at_any_path_end_no_report(tmp_path):
     cases = [(path, value) for path in paths(values) for value in VALUES]
     put(tmp_path / "good", [job("precision=bf16", job_number=0)])
     (tmp_path / "bad").mkdir()
-    for path, value in random.Random(seed).sample(cases, 250):
+    for path, value in random.Random(seed).sample(cases, 150):
         (tmp_path / "bad" / record_file.FILE_NAME).write_text(json.dumps(replaced(values, path, value)))
         records, warnings = read_all([tmp_path])
         assert len(records) + len(warnings) == 2
