@@ -169,6 +169,7 @@ def test_a_job_leaves_out_its_warm_up(train):
 def test_a_resumed_log_has_every_step_and_the_speed_of_the_new_ones(tmp_path):
     (tmp_path / "steps.jsonl").write_text("what the run that was stopped has written\n")
     before = {"losses": [3.0, float("nan")], "seconds": [9.0, 9.0], "samples": [4, 4], "tokens": [8, 8]}
+    before |= {"learning_rates": [0.5, 0.5], "gradient_norms": [None] * 2, "unpadded": [8, 8], "evaluations": []}
     log = StepLog(torch.device("cpu"), 1, 1e9, lambda *_, **__: None, tmp_path, before=before)
     log.begin()
     for step in range(3):
@@ -184,7 +185,7 @@ def test_a_resumed_log_has_every_step_and_the_speed_of_the_new_ones(tmp_path):
     assert (speed.warmup_steps, speed.measured_steps) == (1, 3) and speed.step_seconds_p90 < 0.1
     rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[1]["loss"] is None
-    assert [row["learning_rate"] for row in rows] == [None] * 6, "a checkpoint of an earlier version"
+    assert [row["learning_rate"] for row in rows] == [0.5, 0.5, None, None, None, None]
 
 
 def test_evaluations_are_lines_after_their_step_and_stay_when_a_log_is_resumed(clock, tmp_path):
