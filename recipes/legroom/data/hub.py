@@ -17,7 +17,7 @@ from legroom.options import data as data_options
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk writes: of several splits, and of one
 PLAIN = "text"  # the builder of .txt files
 SAMPLE_BY = {"file": "document", "blank_line": "paragraph", "line": "line"}  # data.documents in the words of `datasets`
-ERRORS = (OSError, ValueError, RuntimeError, KeyError, DatasetGenerationError)
+ERRORS = (OSError, ValueError, RuntimeError, LookupError, DatasetGenerationError)
 
 
 def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:

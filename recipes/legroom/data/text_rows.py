@@ -142,10 +142,10 @@ def _texts_apart(
         for text in part["text"]:
             ids = _ended(text, encoder)
             for begin in range(0, len(ids) - 1, length):  # one token predicts nothing
-                if len(ids) - begin > 1:
-                    yield {"input_ids": ids[begin : begin + length], "labels": ids[begin : begin + length]}
+                yield {"input_ids": ids[begin : begin + length], "labels": ids[begin : begin + length]}
 
-    train = packing.packed(rows.ragged(itertools.islice(samples(texts), cfg.data.samples)), length)
+    alone = rows.ragged(itertools.islice(samples(texts), cfg.data.samples))
+    train = packing.packed(alone, length) if len(alone) else alone
     if held_out is None:
         return train, None
     evaluated = rows.ragged(samples(held_out))
