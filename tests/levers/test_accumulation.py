@@ -53,6 +53,14 @@ def test_a_run_on_a_cpu_is_refused(monkeypatch):
     assert "accumulation=auto chooses the largest batch that fits a GPU" in problem
 
 
+def test_a_gpu_without_figures_is_refused_and_no_other_is_named(pretend_gpu):
+    """An estimate may take a GPU near to it; a training has the one at hand."""
+    pretend_gpu((8, 0))
+    (problem,) = compose(*[word for word in tiny(*AUTO[1:]) if word != GPU], "device=cuda").problems
+    assert problem.startswith("accumulation=auto: there are no figures of NVIDIA Pretended. Choose batch.per_device")
+    assert "gpu=" not in problem
+
+
 @pytest.mark.slow
 def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path):
     from legroom.foresight import prediction

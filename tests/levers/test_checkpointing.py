@@ -161,6 +161,15 @@ def test_offload_keeps_nothing_of_a_layer_but_a_copy_of_its_hidden_states(monkey
         assert one is not None and weight.grad is not None and torch.equal(one, weight.grad)
 
 
+def test_what_has_no_gradient_is_not_copied_to_the_host():
+    """Masks and positions, which all layers share."""
+    shared, own = torch.ones(2), torch.ones(2, requires_grad=True)
+    assert checkpointing._to_device(checkpointing._to_host(shared)) is shared
+    device, kept = checkpointing._to_host(own)
+    back = checkpointing._to_device((device, kept))
+    assert device == own.device and not kept.requires_grad and not back.requires_grad and torch.equal(back, own)
+
+
 # --- estimates -----------------------------------------------------------------------------------------
 
 

@@ -176,3 +176,31 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(words, says
 def test_logits_that_are_not_computed_have_their_shape():
     deferred = chunked_loss.DeferredLogits(torch.zeros(2, 3, 4), torch.nn.Linear(4, 7))
     assert deferred.shape == (2, 3, 7) and deferred.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "use, named",
+    [
+        (lambda logits: torch.softmax(logits, -1), "softmax"),
+        (lambda logits: logits * torch.ones(7), "a product with a tensor"),
+        (lambda logits: torch.ones(7) * logits, "mul"),
+        (lambda logits: logits / torch.ones(7), "a division by a tensor"),
+        (lambda logits: logits + 1, "a sum"),
+        (lambda logits: -logits, "a sum"),
+        (lambda logits: logits[:, -1], "indexing"),
+        (lambda logits: logits.log_softmax(-1), "log_softmax"),
+        (lambda logits: chunked_loss._loss(None, torch.zeros(2, 3, 7), torch.zeros(2, 3)), "makes them in another way"),
+    ],
+)
+def test_every_other_use_of_logits_is_refused_by_its_name(use, named):
+    with pytest.raises(Refusal, match=f"{named}.*Type loss=standard"):
+        use(chunked_loss.DeferredLogits(torch.zeros(2, 3, 4), torch.nn.Linear(4, 7)))
+
+
+def test_scales_caps_and_casts_of_logits_are_kept_in_their_order():
+    deferred = chunked_loss.DeferredLogits(torch.zeros(2, 3, 4), torch.nn.Linear(4, 7))
+    after = torch.tanh(2 * deferred / 4).float().to("cpu").to(torch.float16).contiguous().to(dtype=torch.float64)
+    made = [(each.name, each.value) for each in after.operations]
+    casts = [("cast", dtype) for dtype in (torch.float32, torch.float16, torch.float64)]
+    assert made == [("scale", 2), ("scale", 0.25), ("tanh", None), *casts]
+    assert deferred.operations == () and not hasattr(after, "nothing_of_a_tensor")

@@ -79,6 +79,14 @@ def test_flash_needs_ampere_and_flex_does_not(pretend_gpu, monkeypatch):
     assert problem("model.attention=flex_attention") == ""
 
 
+def test_flex_has_no_ledger_and_that_is_said(pretend_gpu, monkeypatch):
+    pretend_gpu((9, 0))
+    monkeypatch.setattr(host, "has", lambda module: True)
+    for words, count in ((["flex_attention"], 1), (["flex_attention", "measure.ledger=false"], 0), (["sdpa"], 0)):
+        lines = attention.warnings(compose("model=llama_tiny", f"model.attention={words[0]}", *words[1:]).cfg)
+        assert ["Type measure.ledger=false, or model.attention=sdpa." in line for line in lines] == [True] * count
+
+
 def test_an_estimate_knows_flash_attention_and_refuses_flex():
     words = ["recipe=estimate", "gpu=h100_80gb", "precision=bf16"]
     assert problem(*words, "model.attention=flash_attention_3") == ""

@@ -302,6 +302,8 @@ def problems_of(*words):
             "groups of 3",
         ),
         (["parallelism=fsdp_tp", TWO], "parallelism=fsdp"),
+        (["parallelism=fsdp_tp", TWO, "model=llama_tiny", "parallelism.strategy=no_shard"], "Type full_shard or shard"),
+        (["parallelism=fsdp", TWO, "parallelism.wrap_min_parameters=5"], "Type parallelism.wrap=size"),
         (["parallelism=fsdp_tp", "parallelism.num_processes=3", "model=llama_tiny"], "tensor_size=2"),
         (["parallelism=fsdp_tp", TWO, "model=llama_tiny", "model.kv_heads=1"], "model.kv_heads=1"),
         (["parallelism=fsdp_tp", TWO, "model=llama_tiny", "parallelism.split=experts"], "has no experts"),
@@ -439,10 +441,14 @@ def test_the_launcher_says_how_many(launched):
         ),
         (["parallelism=zero"], ZERO | {"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "nvme"}, "nvme"),
         (["parallelism=zero"], ZERO | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json"}, "deepspeed_config_file"),
+        (["parallelism=ddp", "device=cuda"], {"ACCELERATE_USE_CPU": "true"}, "recipe device=cuda. Type device=cpu"),
     ],
 )
-def test_a_launcher_that_says_otherwise_is_refused(launched, words, more, told):
+def test_a_launcher_that_says_otherwise_is_refused(launched, monkeypatch, words, more, told):
     launched(**more)
+    if "device=cuda" in words:
+        seen = tuple(host.Gpu(f"GPU-{n}", "Pretended", 2**34, (9, 0)) for n in range(2))
+        monkeypatch.setattr(host, "gpus", lambda: seen)
     problems = [line for line in problems_of(*words) if "needs the package deepspeed" not in line]
     assert len(problems) == 1 and told in problems[0], problems
 

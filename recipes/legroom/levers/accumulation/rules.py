@@ -13,7 +13,7 @@ from legroom import config
 from legroom.config import Config
 from legroom.errors import Problem
 from legroom.levers.parallelism import rules as parallelism
-from legroom.machine import interpreter
+from legroom.machine import host, interpreter
 from legroom.options import gpu as gpu_options
 from legroom.options import hooks
 
@@ -93,9 +93,8 @@ def choose(cfg: Config) -> list[str]:
         return []
     asked = copy.deepcopy(cfg)
     asked.recipe.name = "estimate"
-    problems = gpu_options.resolve(asked)
-    if problems:
-        return problems
+    if gpu_options.resolve(asked):  # it names other GPUs, which a training refuses
+        return [f"accumulation=auto: there are no figures of {host.gpus()[0].name}. Choose batch.per_device yourself."]
     answer = json.loads(_ask(json.dumps(config.to_dict(asked), sort_keys=True)))
     if "refused" in answer:
         return [f"accumulation=auto: {answer['refused']}"]

@@ -1,0 +1,108 @@
+"""What levers say of a configuration: what is refused for a GPU that need not be here, what is warned of, what is not
+tried."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from conftest import compose, small
+from test_conflicts import put
+
+from legroom.levers.optim import rules as optim
+from legroom.levers.parallelism import pipeline_rules
+from legroom.options import hooks, validate
+
+ESTIMATE = ["recipe=estimate", "gpu=a100_40gb", "device=auto"]
+TWO = "parallelism.num_processes=2"
+FLASH = ["model=llama_tiny", "model.attention=flash_attention_2", "precision=bf16"]
+PACKED = ["data=hub", "data.path=a/b", "data.packing=true"]
+STAGES = "parallelism=pipeline parallelism.stages=2"
+
+
+@pytest.fixture(scope="module")
+def resolved():
+    """resolved(predicts, "key=value ...") -> a resolved configuration of a CPU, or an estimate's, with these values."""
+    made = [compose(*small()).cfg, compose(*small(*ESTIMATE)).cfg]
+
+    def resolved(predicts: bool, values: str):
+        cfg = copy.deepcopy(made[predicts])
+        for value in values.split():
+            put(cfg, *value.split("=", 1))
+        return cfg
+
+    return resolved
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (["gpu=v100_16gb", "adapter=qlora", "adapter.bits=8"], "V100-SXM2-16GB has 7.0. Type adapter.bits=4."),
+        (["gpu=t4_16gb", "adapter=qlora", "adapter.bits=8"], None),
+        ([*FLASH, *PACKED], "data.packing=true with model.attention=flash_attention_2"),
+        ([*FLASH, *PACKED, "model.attention=sdpa"], None),
+    ],
+)
+def test_what_a_gpu_or_an_estimate_cannot_do_is_refused(words, said):
+    problems = compose(*small(*ESTIMATE, "device=auto", *words)).problems
+    assert [said in line for line in problems] == [True] if said else problems == []
+
+
+@pytest.mark.parametrize(
+    "predicts,values,said",
+    [
+        (False, "adapter=lora save.final=true", "Type model.pretrained= for an adapter that can be used."),
+        (False, "adapter=lora save.final=true model.pretrained=a/b", None),
+        (False, "adapter=lora save.final=true save.merge=true", None),
+        (False, "adapter=lora", None),
+        (False, "save.final=true", None),
+        (False, "adapter=lora precision=bf16", "Type precision=bf16_pure for half their memory"),
+        (False, "adapter=lora precision=bf16 adapter.bits=4", None),
+        (True, "parallelism=dp parallelism.num_processes=2", "parallelism=dp: GPU 0 of 2 is estimated"),
+        (True, "parallelism=ddp parallelism.num_processes=2", None),
+        (True, "parallelism=fsdp parallelism.experts=2", "get as many tokens as any other"),
+        (False, "parallelism=fsdp parallelism.experts=2", None),
+        (True, "parallelism=zero parallelism.stage=1", "what its ranks send overlaps with nothing."),
+        (True, "parallelism=zero parallelism.stage=3", "overlaps with computation, as fsdp's does."),
+        (False, f"{STAGES} accumulation.steps=2", "for the others in 33% of the passes: 2 micro-batches for 2 ranks."),
+        (False, f"{STAGES} accumulation.steps=4", "waits for the others in 20% of the passes: 4 micro-batches"),
+        (False, f"{STAGES} accumulation.steps=5", None),
+        (True, f"{STAGES} accumulation.steps=2", None),
+    ],
+)
+def test_what_a_choice_brings_with_it_is_said(resolved, predicts, values, said):
+    lines = validate.warnings(resolved(predicts, values))
+    others = ("model.pretrained= for", "as many tokens", "GPU 0 of", "in every step", "what its ranks", "waits for")
+    found = [line for line in lines if any(other in line for other in others)]
+    assert [said in line for line in found] == [True] if said else found == [], lines
+
+
+@pytest.mark.parametrize(
+    "name,reason", [("paged_adam8bit", "what paging costs differs by machine"), ("muon", "typed, it is kept")]
+)
+def test_optimizers_that_fit_does_not_try_have_a_reason(resolved, name, reason):
+    assert reason in optim.not_tried(compose(*ESTIMATE, f"optim={name}").cfg)
+    assert optim.not_tried(resolved(True, "")) is None
+
+
+@pytest.mark.parametrize(
+    "values,proposed",
+    [("", {"lora", "qlora"}), ("adapter=lora", {"qlora"}), ("adapter=qlora adapter.bits=4", set())],
+)
+def test_no_adapter_is_proposed_to_one_in_4_bits(resolved, values, proposed):
+    levers = [lever.overrides for lever in hooks.memory_levers(resolved(False, values))]
+    assert {each.removeprefix("adapter=") for each in levers if "adapter" in each} == proposed
+
+
+def test_pretrained_weights_say_later_whether_they_can_be_split(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    words = ["parallelism=fsdp_tp", TWO, f"model.pretrained={tmp_path}"]
+    assert compose("device=cpu", *words).problems == []
+
+
+@pytest.mark.parametrize("steps,chunks,share", [(1, None, 3 / 4), (4, None, 3 / 7), (4, 2, 3 / 11)])
+def test_the_idle_share_is_the_published_one(resolved, steps, chunks, share):
+    cfg = resolved(False, STAGES)
+    cfg.parallelism.stages, cfg.parallelism.chunks, cfg.accumulation.steps = 4, chunks, steps
+    assert pipeline_rules.idle_share(cfg) == pytest.approx(share)
