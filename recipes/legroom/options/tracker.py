@@ -30,8 +30,6 @@ def sends(cfg: Config) -> bool:
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Values that a tracker refuses. Its package is a fact of its option; one that then fails never ends a run."""
     tracker, found = cfg.tracker, []
-    if tracker.name == "mlflow" and not (tracker.project or "").strip():
-        found.append(f"tracker.project={tracker.project} cannot be a project's name. Type tracker.project=legroom.")
     if tracker.name != "wandb":
         return found
     key, mode = ("tracker.mode", tracker.mode) if tracker.mode else ("WANDB_MODE", os.environ.get("WANDB_MODE"))
