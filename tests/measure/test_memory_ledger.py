@@ -515,3 +515,47 @@ def test_each_buffer_of_gloo_counts_though_they_follow_each_other_at_one_address
     for _ in range(count):
         log.add_passing(torch.ones(8), OTHER)
     assert [sign for _, sign in log.events] == [+1, -1] * count
+
+
+def test_a_tensor_without_strides_and_a_storage_that_stays_as_it_is_are_not_logged():
+    log, tensor = StorageLog("cpu"), torch.ones(4)
+    assert log.record(torch.eye(2).to_sparse(), OTHER) is None and log.events == []
+    log.record(tensor, OTHER)
+    log.resized(tensor.untyped_storage(), 16, OPTIMIZER)
+    log.resized(torch.ones(4, device="meta").untyped_storage(), 0, OPTIMIZER)
+    assert [(entry.bytes, sign) for entry, sign in log.events] == [(16, 1)]
+    log.resized(tensor.untyped_storage(), 8, OPTIMIZER)
+    assert [(entry.kind, sign) for entry, sign in log.events] == [(OTHER, 1), (OTHER, -1), (OPTIMIZER, 1)]
+
+
+def test_an_operation_of_unknown_flops_leaves_those_of_the_step_unknown(x):
+    """A number that lacks some of it would be taken for the whole."""
+    ledger = MemoryLedger(Little(), torch.optim.SGD([torch.ones(1)]), torch.device("cpu"))
+    ledger.log.phase.begin_forward()
+    ledger.model_flops = 1
+    ledger.after(torch.ops.aten.mm.default, (x, x), {}, x, None)  # 32 x 8 times 32 x 8
+    assert ledger.model_flops is None
+    ledger.after(torch.ops.aten.mm.default, (x, x.T), {}, x @ x.T, None)
+    assert ledger.model_flops is None
+
+
+@pytest.mark.parametrize("outliers", [None, [], [1, 5]])
+def test_a_product_in_8_bits_is_that_of_its_parts(outliers):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")
+    from bitsandbytes import functional
+
+    from legroom.measure import compound_ops
+
+    torch.manual_seed(0)
+    rows, weight = torch.randn(4, 16).half(), torch.randn(8, 16).half()
+    rows[:, outliers or []] *= 20
+    kept = rows.clone()
+    kept[:, outliers or []] = 0
+    (quantised, row_scales, _), (in_8, scales, _) = (functional.int8_vectorwise_quant(each) for each in (kept, weight))
+    chosen = None if outliers is None else torch.tensor(outliers, dtype=torch.int64)
+    given = (rows, quantised, in_8, row_scales, scales, chosen)
+    product, columns = compound_ops.PARTS["int8_mixed_scaled_mm"](*given)
+    whole, theirs = torch.ops.bitsandbytes.int8_mixed_scaled_mm.default(*given)
+    torch.testing.assert_close(product, whole)
+    assert columns.shape == theirs.shape and columns.numel() == 4 * len(outliers or [])
+    torch.testing.assert_close(product.float(), rows.float() @ weight.float().T, rtol=0.05, atol=1.5)

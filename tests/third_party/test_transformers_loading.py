@@ -43,3 +43,14 @@ def test_a_device_map_leaves_nothing_on_the_host(monkeypatch):
         assert device_maps.get_max_memory({0: 5}) == {0: 5}, "what the script names itself holds"
     assert found[0] >= transformers_loading_private.UNBOUNDED and found["cpu"] < 2**30
     assert device_maps.get_max_memory()[0] == 2**20
+
+
+def test_integers_and_8_bits_in_place_of_weights_have_their_type():
+    """Positions are 0, which any table has."""
+    types, size = [torch.int64, torch.bool, torch.float8_e4m3fn], torch.Size((3,))
+    made = [transformers_loading_private._weight(size, dtype) for dtype in types]
+    assert [each.dtype for each in made] == types
+    assert made[0].tolist() == [0, 0, 0] and made[1].tolist() == [False] * 3
+    state = torch.get_rng_state()
+    assert transformers_loading_private._weight(size, torch.float32).unique().numel() == 3
+    assert torch.equal(torch.get_rng_state(), state), "a script's generator decides the order of its rows"
