@@ -173,6 +173,13 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(words, says
     assert any("loss=chunked" in line and says in line for line in problems), problems
 
 
+@pytest.mark.parametrize(
+    "tokens,width,rows", [(100, 64, 256), (16 * 300, 64, 300), (16 * 300 + 1, 64, 301), (100, 4096, 1024)]
+)
+def test_a_chunk_has_a_quarter_of_the_width_and_there_are_16_at_most(tokens, width, rows):
+    assert chunked_loss.chunk_rows(tokens, width) == rows
+
+
 def test_logits_that_are_not_computed_have_their_shape():
     deferred = chunked_loss.DeferredLogits(torch.zeros(2, 3, 4), torch.nn.Linear(4, 7))
     assert deferred.shape == (2, 3, 7) and deferred.dtype == torch.float32

@@ -432,12 +432,22 @@ def test_the_launcher_says_how_many(launched):
         ),
         (["parallelism=fsdp"], FSDP | {"FSDP_OFFLOAD_PARAMS": "true"}, "parallelism.cpu_offload=true"),
         (["parallelism=fsdp"], FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "checkpointing=full"),
+        (
+            ["parallelism=fsdp"],
+            FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "true"},
+            "checkpointing=offload",
+        ),
         (["parallelism=zero"], ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, "Type parallelism.stage=3"),
         (["parallelism=zero"], ZERO | {"ACCELERATE_GRADIENT_CLIPPING": "0.5"}, "Type train.max_grad_norm=0.5"),
         (
             ["parallelism=zero"],
             ZERO | {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
             "Type parallelism.offload=optimizer",
+        ),
+        (
+            ["parallelism=zero"],
+            ZERO | {f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE": "cpu" for part in ("OPTIMIZER", "PARAM")},
+            "Type parallelism.offload=all",
         ),
         (["parallelism=zero"], ZERO | {"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "nvme"}, "nvme"),
         (["parallelism=zero"], ZERO | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json"}, "deepspeed_config_file"),
@@ -492,6 +502,9 @@ def test_a_launcher_that_says_the_same_is_not(launched):
         ACCELERATE_GRADIENT_ACCUMULATION_STEPS="2",
     )
     assert problems_of("parallelism=fsdp", "precision=bf16", "accumulation=x2") == []
+    launched(ACCELERATE_USE_FSDP="false", **ZERO, ACCELERATE_GRADIENT_CLIPPING="1")
+    words = ["parallelism=zero", "precision=bf16", "accumulation=x2", "train.max_grad_norm=1.0"]
+    assert not any("the launcher" in line for line in problems_of(*words))
 
 
 def test_a_sweep_under_a_launcher_is_refused(launched, command):
@@ -515,7 +528,7 @@ def test_a_number_of_processes_for_one_process_is_a_warning(words, warned):
     found = rules.ignored(cfg, record.overrides)
     assert not problems and bool(found) == warned
     assert not warned or "Type parallelism=ddp or parallelism=fsdp for 2." in found[0]
-    assert not rules.ignored(compose("device=cpu", "parallelism.num_processes=1").cfg, ["parallelism=single"])
+    assert not rules.ignored(compose("device=cpu").cfg, ["parallelism=single", "parallelism.num_processes=1"])
 
 
 @pytest.mark.parametrize("count,said", [(None, False), (2, False), (3, True)])

@@ -10,8 +10,9 @@ from conftest import compose, small
 from test_conflicts import put
 
 from legroom.levers.optim import rules as optim
-from legroom.levers.parallelism import pipeline_rules
+from legroom.levers.parallelism import fsdp_rules, pipeline_rules, rules
 from legroom.options import hooks, validate
+from legroom.options.hooks import Cost
 
 ESTIMATE = ["recipe=estimate", "gpu=a100_40gb", "device=auto"]
 TWO = "parallelism.num_processes=2"
@@ -92,6 +93,31 @@ def test_optimizers_that_fit_does_not_try_have_a_reason(resolved, name, reason):
 def test_no_adapter_is_proposed_to_one_in_4_bits(resolved, values, proposed):
     levers = [lever.overrides for lever in hooks.memory_levers(resolved(False, values))]
     assert {each.removeprefix("adapter=") for each in levers if "adapter" in each} == proposed
+
+
+def test_an_adapter_beside_random_weights_is_proposed_to_those_who_asked_for_one(resolved):
+    """Else it is listed without a cost, as what trains other weights than those that are meant."""
+    for values, cost in (
+        ("", None),
+        ("model.pretrained=a/b", Cost.OTHER_WEIGHTS),
+        ("adapter=lora", Cost.OTHER_WEIGHTS),
+    ):
+        levers = hooks.memory_levers(resolved(False, values))
+        assert [lever.cost for lever in levers if lever.overrides == "adapter=qlora"] == [cost]
+
+
+@pytest.mark.parametrize("size,uneven", [(3, True), (4, False), (8, False), (12, True), (16, False)])
+def test_groups_of_ranks_lie_on_whole_machines_or_parts_of_them(resolved, size, uneven):
+    cfg = resolved(True, "gpu.machines=2 parallelism=fsdp parallelism.num_processes=16")
+    lines = fsdp_rules.machines_problems(cfg, "parallelism.shard_size", size)
+    said = [f"groups of parallelism.shard_size={size} ranks lie unevenly on machines of 8." in line for line in lines]
+    assert said == [True] * uneven
+
+
+@pytest.mark.parametrize("tokens,searched", [(8191, False), (8192, True)])
+def test_fit_shares_out_the_tokens_of_long_rows_alone(resolved, tokens, searched):
+    cfg = resolved(True, f"parallelism=ddp parallelism.num_processes=2 model.family=llama data.seq_len={tokens}")
+    assert rules.context_has_effect(cfg) == searched
 
 
 def test_pretrained_weights_say_later_whether_they_can_be_split(tmp_path):

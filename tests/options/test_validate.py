@@ -142,7 +142,7 @@ def test_the_accumulation_is_derived_from_the_effective_batch():
 @pytest.mark.parametrize(
     "overrides,words",
     [
-        (["batch.effective=10"], ["batch.effective=10", "batch.per_device=4"]),
+        (["batch.effective=10"], ["batch.effective=10", "batch.per_device=4. Change"]),
         (["batch.effective=2"], ["batch.effective=2", "batch.per_device=4"]),
         (["batch.effective=8", "accumulation=x2"], ["batch.effective=8", "accumulation"]),
         (["batch.effective=8", "accumulation.steps=3"], ["batch.effective=8", "accumulation"]),

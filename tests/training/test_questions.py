@@ -103,6 +103,18 @@ def test_no_answer_is_one_where_the_data_has_such_questions():
     assert scores.squad(answers.pairs(found)) == (0.5, 0.5), "none said of the second, which is right"
 
 
+def test_an_answer_has_30_tokens_at_most_and_none_is_the_least_likely_of_all_windows():
+    spans = numpy.array([[n, n + 1] for n in range(40)])
+    answers = questions.Answers(["x" * 40], [["x"]], [0], [spans])
+    for last, found in ((29, 30), (30, 1)):
+        start, end = torch.zeros(2, 40)
+        start[0], end[last], end[0] = 9, 9, 1
+        assert len(answers.best(0, start, end)[2]) == found
+    answers = questions.Answers(["c"] * 2, [["a"], []])
+    windows = [(0, 3.0, "a", 5.0), (0, 2.0, "b", 1.0), (1, 3.0, "a", 5.0), (1, 2.0, "b", 4.0)]
+    assert answers.pairs(windows) == [("a", ["a"]), ("", [""])]
+
+
 @pytest.mark.parametrize(
     "said,true,f1", [("The Tower!", "tower", 1), ("324 metres tall", "324 metres", 0.8), ("", "x", 0), ("", "", 1)]
 )
