@@ -24,6 +24,13 @@ from legroom.options import resume
 from legroom.records import checkpoint_files, model_card, run_folder
 from legroom.records.checkpoint_files import BrokenCheckpoint, Checkpoint
 
+
+@pytest.fixture(scope="module")
+def plain():
+    """A resolved configuration, to be copied."""
+    return compose("device=cpu").cfg
+
+
 # --- shards ----------------------------------------------------------------------------------------
 
 
@@ -112,19 +119,19 @@ def checkpoint(run, settings: dict):
     return checkpoint_files.write(run, 3, values, {"weights": {}}, 2)
 
 
-def test_a_folder_to_resume_must_hold_a_checkpoint_that_is_not_past_the_end(tmp_path):
+def test_a_folder_to_resume_must_hold_a_checkpoint_that_is_not_past_the_end(plain, tmp_path):
     words = ["device=cpu", f"resume={tmp_path}"]
     (problem,) = compose(*words).problems
     assert f"resume={tmp_path} holds no checkpoint" in problem and "resume=latest" in problem
-    checkpoint(tmp_path, to_dict(compose("device=cpu").cfg))
+    checkpoint(tmp_path, to_dict(plain))
     assert compose(*words, "train.max_steps=3").problems == []
     (problem,) = compose(*words, "train.max_steps=2").problems
     assert "stands at step 3, past train.max_steps=2. Give more steps." in problem
 
 
 @pytest.mark.parametrize("harm", [lambda values: values.pop("batch"), lambda values: values.update(batch=None)])
-def test_a_configuration_that_is_not_complete_is_of_another_training(tmp_path, harm):
-    cfg = compose("device=cpu").cfg
+def test_a_configuration_that_is_not_complete_is_of_another_training(plain, tmp_path, harm):
+    cfg = copy.deepcopy(plain)
     values = json.loads(json.dumps(to_dict(cfg)))
     assert resume.same(to_dict(cfg), values)
     harm(values)
@@ -134,8 +141,9 @@ def test_a_configuration_that_is_not_complete_is_of_another_training(tmp_path, h
 
 
 @pytest.mark.parametrize("harm", [lambda values: values.pop("batch"), lambda values: values.update(batch=3)])
-def test_the_worker_skips_a_checkpoint_whose_configuration_is_not_complete(tmp_path, harm):
-    cfg = compose("device=cpu", "resume=latest").cfg
+def test_the_worker_skips_a_checkpoint_whose_configuration_is_not_complete(plain, tmp_path, harm):
+    cfg = copy.deepcopy(plain)
+    cfg.resume = resume.LATEST
     values = copy.deepcopy(to_dict(cfg))
     assert newest._of_this_training(cfg, Checkpoint(tmp_path, 1, [{"config": values}])).step == 1
     harm(values)
@@ -148,8 +156,9 @@ def test_a_model_of_the_hub_that_was_not_downloaded_has_no_folder(tmp_path):
     assert fingerprints._folder("nobody/nothing") is None and fingerprints._folder("no id at all") is None
 
 
-def test_a_run_whose_folder_a_machine_does_not_see_saves_nothing():
-    made = compose("device=cpu", "save.every_steps=2").cfg
+def test_a_run_whose_folder_a_machine_does_not_see_saves_nothing(plain):
+    made = copy.deepcopy(plain)
+    made.save.every_steps = 2
     with pytest.raises(Refusal, match="not on every machine.*all of them share with hydra.run.dir="):
         saver.Saver(made, None, None, None, StopRequest(), None, {})
     made.save.every_steps = None

@@ -186,7 +186,8 @@ def test_of_several_templates_the_default_one_is_taken(tmp_path, template, said)
     if said:
         assert said in refusal(*words)
     else:
-        assert built(*words).tokenizer.decode(built(*words).train[0]["input_ids"]).startswith("<|im_start|>user\na")
+        data = built(*words)
+        assert data.tokenizer.decode(data.train[0]["input_ids"]).startswith("<|im_start|>user\na")
 
 
 def test_a_template_that_writes_the_date_is_told(tmp_path):
