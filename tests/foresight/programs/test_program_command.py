@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import socket
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
@@ -22,6 +23,16 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "book.ipynb").write_text("{}")
     (tmp_path / "started").write_text("#!/usr/bin/env python3\nprint(1)\n")
     (tmp_path / "two.yaml").write_text("num_processes: 2\nmixed_precision: bf16\n")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "__main__.py").write_text("print(1)\n")
+    (tmp_path / "plain").write_text("print(1)\n")
+    (tmp_path / "shell").write_text("#!/bin/sh\n")
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "list.yaml").write_text("- num_processes\n")
+    (tmp_path / "broken.yaml").write_text("num_processes: {\n")
+    (tmp_path / "latin.yaml").write_bytes("# für zwei\n".encode("latin-1"))
+    with socket.socket(socket.AF_UNIX) as channel:  # that no one may read, root neither
+        channel.bind("channel")
     return tmp_path
 
 
@@ -47,6 +58,12 @@ FILE = "train.py", ["--lr", "1"]
         ("accelerate launch --config_file two.yaml --num_processes 4 -m package.main", "module", "package.main", [], 4),
         ("coverage run", "function", "coverage.cmdline:main", ["run"], None),
         ("uv run train.py --lr 1", "file", *FILE, None),
+        ("plain --lr 1", "file", "plain", ["--lr", "1"], None),
+        ("whole --lr 1", "file", "whole", ["--lr", "1"], None),
+        ("torchrun --nnodes 2:4 --nproc_per_node 2 -- train.py --lr 1", "file", *FILE, 4),
+        ("torchrun --nnodes 2 train.py --lr 1", "file", *FILE, 2),
+        ("python -m accelerate.commands.launch --num_processes 3 train.py --lr 1", "file", *FILE, 3),
+        ("python -m accelerate launch --num_processes 3 train.py --lr 1", "file", *FILE, 3),
     ],
 )
 def test_what_is_run(typed, kind, target, argv, ranks):
@@ -75,14 +92,25 @@ def test_rank_0_is_told_what_torchrun_tells_it():
         ("package", "__main__"),
         ("python", "no script"),
         ("python -c pass", "file"),
+        ("python -", "write the code into a file"),
+        ("python missing", "missing: there is no such file"),
+        ("shell", "shell is not Python"),
+        ("empty", "empty is not Python"),
+        ("sh", "sh is not Python"),  # a command of the system
+        ("channel", "^channel: "),
         ("python -m", "module"),
         ("python -m train.py", "module"),
         ("python -m nothing_of_that_name", "no such module"),
         ("torchrun --nproc_per_node two train.py", "number"),
+        ("torchrun --nproc_per_node 0 train.py", "--nproc_per_node=0: a number was expected"),
         ("torchrun --nproc_per_node", "value"),
+        ("torchrun --no-python train.py", "name the script itself"),
         ("torchrun --standalone", "no script"),
         ("accelerate train.py", "accelerate launch"),
         ("accelerate launch --config_file none.yaml train.py", "no such file"),
+        ("accelerate launch --config_file list.yaml train.py", "list.yaml: it holds no keys"),
+        ("accelerate launch --config_file broken.yaml train.py", "broken.yaml: while parsing .* line 2, column 1"),
+        ("accelerate launch --config_file latin.yaml train.py", "latin.yaml: unacceptable character"),
         ("deepspeed train.py", "torchrun"),
     ],
 )
@@ -110,6 +138,25 @@ def test_trl_that_is_not_installed_is_no_missing_script(monkeypatch):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Refusal, match="trl is not installed"):
         command.parse(["trl", "sft"])
+
+
+def test_trl_runs_its_own_script_and_keeps_the_number_of_processes(tmp_path, monkeypatch):
+    (tmp_path / "site" / "trl" / "scripts").mkdir(parents=True)
+    (tmp_path / "site" / "trl" / "__init__.py").touch()
+    (tmp_path / "site" / "trl" / "scripts" / "sft.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    found = command.parse(["trl", "sft", "--lr", "1", "--num_processes", "2", "--epochs", "3"])
+    assert found.target == str(tmp_path / "site" / "trl" / "scripts" / "sft.py")
+    assert (found.argv, found.ranks, found.environment["WORLD_SIZE"]) == (["--lr", "1", "--epochs", "3"], 2, "2")
+    assert command.parse(["trl", "sft", "--lr", "1"]).ranks is None
+    for name in ("", "fly", "../scripts/sft"):
+        with pytest.raises(Refusal, match="TRL has no such script"):
+            command.parse(["trl", name])
+
+
+def test_one_process_of_accelerate_is_told_of_no_ranks():
+    assert command.parse(["accelerate", "launch", "--num_processes", "1", "train.py"]).environment == {}
+    assert command.parse(["accelerate", "launch", "--num_processes", "2", "train.py"]).environment["WORLD_SIZE"] == "2"
 
 
 @pytest.mark.parametrize(

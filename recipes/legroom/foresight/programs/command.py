@@ -244,9 +244,9 @@ def _accelerate(line: list[str]) -> dict[str, Any]:
         raise Refusal(f"accelerate launch --config_file {file}: there is no such file.")
     if file.exists():
         try:
-            kept = yaml.safe_load(file.read_text())
+            kept = yaml.safe_load(file.read_bytes())  # bytes: the error of another encoding is YAML's, too
         except (yaml.YAMLError, OSError) as error:
-            raise Refusal(f"accelerate launch --config_file {file}: {error}") from error
+            raise Refusal(f"accelerate launch --config_file {file}: {' '.join(str(error).split())}") from error
         if not isinstance(kept, dict):
             raise Refusal(f"accelerate launch --config_file {file}: it holds no keys.")
     asked = flags.get("num-processes") or kept.get("num_processes")
