@@ -101,6 +101,7 @@ def test_a_small_cached_segment_goes_back_before_memory_is_missing():
     with pytest.raises(OutOfMemory) as error:
         allocator.malloc(20 * MIB)
     assert error.value.missing_bytes == 18 * MIB and allocator.reserved == 40 * MIB
+    assert allocator.releases == 1
 
 
 def test_a_segment_of_which_a_part_is_taken_stays():
@@ -137,6 +138,34 @@ def test_blocks_past_max_split_size_are_left_whole():
     assert allocator.reserved == 120 * MIB and allocator.allocated == 120 * MIB
 
 
+def oversized(allocator: Allocator, *mib: int) -> None:
+    """Cache segments of these sizes, each free as a whole."""
+    for block in [allocator.malloc(size * MIB) for size in mib]:
+        allocator.free(block)
+
+
+@pytest.mark.parametrize(
+    "cached, asked, kept, releases",
+    [
+        ((52, 54, 60), 100, (52,), 0),  # the largest first, and no more than it takes
+        ((60, 90), 150, (), 0),  # exactly as much
+        ((70, 80), 48, (70, 80), 0),  # there is room
+        ((50, 148), 40, (148,), 0),  # for a smaller request, too; the limit itself is past it
+        ((52, 70, 74), 70, (52, 74), 0),  # of those as large as the request the smallest
+        ((40, 60), 140, (), 1),  # all that is oversized is not enough: everything goes
+    ],
+)
+def test_free_segments_past_max_split_size_go_back_before_all_others(cached, asked, kept, releases):
+    settings = Settings(max_split_size=50 * MIB, max_non_split_rounding=0)
+    allocator = Allocator(capacity=200 * MIB, settings=settings)
+    oversized(allocator, *cached)
+    allocator.free(allocator.malloc(512))  # a cached segment of 2 MiB
+    allocator.malloc(asked * MIB)
+    small = 0 if releases else 2
+    assert allocator.reserved == (sum(kept) + asked + small) * MIB and allocator.releases == releases
+    assert sorted(size // MIB for size, _ in allocator.large.free) == list(kept)
+
+
 # --- expandable segments ----------------------------------------------------------------------------
 
 
@@ -169,6 +198,39 @@ def test_expandable_pages_inside_a_free_block_go_back():
     allocator.free(last)
     allocator.malloc(20 * MIB)
     assert allocator.reserved == 100 * MIB
+
+
+def test_a_hole_that_pages_left_is_mapped_again_and_holes_side_by_side_are_one():
+    allocator = Allocator(settings=EXPANDABLE)
+    blocks = [allocator.malloc(size * MIB) for size in (10, 50, 20, 20)]  # 5 pages: 0-10-60-80-100
+    allocator.free(blocks[1])
+    allocator.empty_cache()
+    assert allocator.reserved == 60 * MIB  # pages 1 and 2 went back, the second half of page 0 is free
+    assert allocator.malloc(10 * MIB).address == 10 * MIB and allocator.reserved == 60 * MIB
+    assert allocator.malloc(40 * MIB).address == 20 * MIB and allocator.reserved == 100 * MIB, "the hole is filled"
+    for block in blocks[2:]:
+        allocator.free(block)
+        allocator.empty_cache()
+    assert allocator.reserved == 60 * MIB  # pages 3 and 4 are one range with what is behind them
+    assert allocator.malloc(60 * MIB).address == 60 * MIB and allocator.reserved == 120 * MIB
+
+
+def test_pages_that_go_back_between_two_holes_are_one_hole_with_them():
+    allocator = Allocator(settings=EXPANDABLE)
+    blocks = [allocator.malloc(20 * MIB) for _ in range(5)]
+    for index in (1, 3, 2):
+        allocator.free(blocks[index])
+        allocator.empty_cache()
+    assert allocator.reserved == 40 * MIB
+    assert allocator.malloc(60 * MIB).address == 20 * MIB and allocator.reserved == 100 * MIB
+
+
+def test_what_is_less_than_a_page_stays():
+    allocator = Allocator(settings=EXPANDABLE)
+    first, _ = allocator.malloc(15 * MIB), allocator.malloc(20 * MIB)
+    allocator.free(first)
+    allocator.empty_cache()  # of 15 MiB before and 5 behind the block no page is free as a whole
+    assert allocator.reserved == 40 * MIB and [size for size, _ in allocator.large.free] == [5 * MIB, 15 * MIB]
 
 
 def test_expandable_blocks_are_split_at_512_bytes():

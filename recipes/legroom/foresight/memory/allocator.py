@@ -96,20 +96,15 @@ class Allocator:
     def _new(self, pool: Pool, size: int) -> Block:
         """A block from CUDA, if need be after cached segments are released. Raises OutOfMemory."""
         map_new = self._grow_segment if self.settings.expandable_segments else self._new_segment
-        missing: Block | int = 0
-        for attempt in range(3):
-            missing = map_new(pool, size)
-            if isinstance(missing, Block):
-                return missing
-            if attempt == 0:
-                limited = self.settings.max_split_size != UNLIMITED
-                if not (limited and self._release_oversized(size)):
-                    self._release_all()
-            elif attempt == 1:
-                self._release_all()
+        found: Block | int = map_new(pool, size)
+        for make_room in (self._release_oversized, self._release_all):
+            if not isinstance(found, Block) and make_room(size):
+                found = map_new(pool, size)
+        if isinstance(found, Block):
+            return found
         if not self.grow:
-            raise OutOfMemory(missing)
-        self.capacity += missing
+            raise OutOfMemory(found)
+        self.capacity += found
         block = map_new(pool, size)
         assert isinstance(block, Block), "the capacity was raised by what was missing"
         return block
@@ -161,10 +156,11 @@ class Allocator:
         block.pool.remove(block)
         self.reserved -= block.size
 
-    def _release_all(self) -> None:
+    def _release_all(self, _: int) -> bool:
         """release_cached_blocks: every segment, or mapped page, that is completely free is released."""
         self.releases += 1
         self.empty_cache()
+        return True
 
     def empty_cache(self) -> None:
         """Give back what is completely free, as where a program asks for it."""
