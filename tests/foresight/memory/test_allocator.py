@@ -6,10 +6,8 @@ import time
 
 import pytest
 
-from legroom.foresight.memory.allocator import Allocator, OutOfMemory, replay
+from legroom.foresight.memory.allocator import EMPTY_CACHE, Allocator, OutOfMemory, replay
 from legroom.foresight.memory.settings import MIB, Settings, settings_from
-
-EXPANDABLE = Settings(expandable_segments=True)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +124,12 @@ def test_an_empty_tensor_asks_for_nothing():
     assert (demand.peak_allocated_bytes, demand.peak_reserved_bytes) == (0, 0)
 
 
+def test_a_program_gives_back_what_it_has_cached():
+    freed = [(1, 30 * MIB), (1, -1)]
+    assert replay([*freed, EMPTY_CACHE, (2, 40 * MIB)]).peak_reserved_bytes == 40 * MIB
+    assert replay([*freed, (2, 0), (2, -1), (3, 40 * MIB)]).peak_reserved_bytes == 70 * MIB
+
+
 # --- max_split_size ---------------------------------------------------------------------------------
 
 
@@ -138,6 +142,19 @@ def test_blocks_past_max_split_size_are_left_whole():
     assert allocator.reserved == 120 * MIB and allocator.allocated == 120 * MIB
 
 
+@pytest.mark.parametrize(
+    "cached, asked, reserved, allocated",
+    [(50, 40, 90, 40), (50, 50, 50, 50), (58, 50, 58, 58), (60, 50, 110, 50)],  # MiB
+)
+def test_at_max_split_size_a_block_is_whole_and_may_be_too_large_by_less_than_the_rounding(
+    cached, asked, reserved, allocated
+):
+    allocator = Allocator(settings=Settings(max_split_size=50 * MIB, max_non_split_rounding=10 * MIB))
+    oversized(allocator, cached)
+    allocator.malloc(asked * MIB)
+    assert (allocator.reserved, allocator.allocated) == (reserved * MIB, allocated * MIB)
+
+
 def oversized(allocator: Allocator, *mib: int) -> None:
     """Cache segments of these sizes, each free as a whole."""
     for block in [allocator.malloc(size * MIB) for size in mib]:
@@ -147,10 +164,11 @@ def oversized(allocator: Allocator, *mib: int) -> None:
 @pytest.mark.parametrize(
     "cached, asked, kept, releases",
     [
-        ((52, 54, 60), 100, (52,), 0),  # the largest first, and no more than it takes
-        ((60, 90), 150, (), 0),  # exactly as much
+        ((52, 54, 60), 114, (52,), 0),  # the largest first, and no more than it takes
+        ((60, 90), 150, (), 0),
+        ((50, 50), 100, (), 0),  # of the limit itself, too
         ((70, 80), 48, (70, 80), 0),  # there is room
-        ((50, 148), 40, (148,), 0),  # for a smaller request, too; the limit itself is past it
+        ((50, 148), 40, (148,), 0),  # for a smaller request, too
         ((52, 70, 74), 70, (52, 74), 0),  # of those as large as the request the smallest
         ((40, 60), 140, (), 1),  # all that is oversized is not enough: everything goes
     ],
@@ -164,79 +182,6 @@ def test_free_segments_past_max_split_size_go_back_before_all_others(cached, ask
     small = 0 if releases else 2
     assert allocator.reserved == (sum(kept) + asked + small) * MIB and allocator.releases == releases
     assert sorted(size // MIB for size, _ in allocator.large.free) == list(kept)
-
-
-# --- expandable segments ----------------------------------------------------------------------------
-
-
-def test_expandable_pages_are_mapped_as_they_are_needed():
-    allocator = Allocator(settings=EXPANDABLE)
-    allocator.malloc(30 * MIB)
-    assert allocator.reserved == 40 * MIB  # two pages of 20 MiB
-    allocator.malloc(10 * MIB)
-    assert allocator.reserved == 40 * MIB  # the rest of the second
-    allocator.malloc(512)
-    assert allocator.reserved == 42 * MIB  # a page of the small pool
-
-
-def test_an_expandable_segment_grows_behind_a_free_block():
-    """Without it 30 MiB would be held for nothing."""
-    for settings, reserved in ((EXPANDABLE, 60 * MIB), (Settings(), 90 * MIB)):
-        allocator = Allocator(settings=settings)
-        allocator.free(allocator.malloc(30 * MIB))
-        allocator.malloc(60 * MIB)
-        assert allocator.reserved == reserved
-
-
-def test_expandable_pages_inside_a_free_block_go_back():
-    allocator = Allocator(capacity=100 * MIB, settings=EXPANDABLE)
-    first, last = allocator.malloc(50 * MIB), allocator.malloc(10 * MIB)
-    allocator.free(first)  # pages 0 and 1 are free as a whole, page 2 half
-    assert allocator.reserved == 60 * MIB
-    allocator.malloc(75 * MIB)  # 60 + 80 do not fit; two pages go back, and 20 + 80 do
-    assert (allocator.reserved, allocator.releases) == (100 * MIB, 1)
-    allocator.free(last)
-    allocator.malloc(20 * MIB)
-    assert allocator.reserved == 100 * MIB
-
-
-def test_a_hole_that_pages_left_is_mapped_again_and_holes_side_by_side_are_one():
-    allocator = Allocator(settings=EXPANDABLE)
-    blocks = [allocator.malloc(size * MIB) for size in (10, 50, 20, 20)]  # 5 pages: 0-10-60-80-100
-    allocator.free(blocks[1])
-    allocator.empty_cache()
-    assert allocator.reserved == 60 * MIB  # pages 1 and 2 went back, the second half of page 0 is free
-    assert allocator.malloc(10 * MIB).address == 10 * MIB and allocator.reserved == 60 * MIB
-    assert allocator.malloc(40 * MIB).address == 20 * MIB and allocator.reserved == 100 * MIB, "the hole is filled"
-    for block in blocks[2:]:
-        allocator.free(block)
-        allocator.empty_cache()
-    assert allocator.reserved == 60 * MIB  # pages 3 and 4 are one range with what is behind them
-    assert allocator.malloc(60 * MIB).address == 60 * MIB and allocator.reserved == 120 * MIB
-
-
-def test_pages_that_go_back_between_two_holes_are_one_hole_with_them():
-    allocator = Allocator(settings=EXPANDABLE)
-    blocks = [allocator.malloc(20 * MIB) for _ in range(5)]
-    for index in (1, 3, 2):
-        allocator.free(blocks[index])
-        allocator.empty_cache()
-    assert allocator.reserved == 40 * MIB
-    assert allocator.malloc(60 * MIB).address == 20 * MIB and allocator.reserved == 100 * MIB
-
-
-def test_what_is_less_than_a_page_stays():
-    allocator = Allocator(settings=EXPANDABLE)
-    first, _ = allocator.malloc(15 * MIB), allocator.malloc(20 * MIB)
-    allocator.free(first)
-    allocator.empty_cache()  # of 15 MiB before and 5 behind the block no page is free as a whole
-    assert allocator.reserved == 40 * MIB and [size for size, _ in allocator.large.free] == [5 * MIB, 15 * MIB]
-
-
-def test_expandable_blocks_are_split_at_512_bytes():
-    allocator = Allocator(settings=EXPANDABLE)
-    allocator.malloc(20 * MIB - 512)
-    assert allocator.allocated == 20 * MIB - 512
 
 
 # --- settings, speed ----------------------------------------------------------------------------------
