@@ -360,6 +360,8 @@ def test_events_and_streams_of_cuda_are_at_hand():
     def step(model, optimizer, batch):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record(torch.cuda.current_stream())
+        batch.pin_memory().record_stream(torch.cuda.current_stream())
+        torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             loss = adamw_step(model, optimizer, batch)
         end.record()

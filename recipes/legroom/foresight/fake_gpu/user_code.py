@@ -108,7 +108,7 @@ class UserCode(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             check_index(*args[1:2], *([kwargs["device"]] if "device" in kwargs else []))
             return first.to(self.fake.device)  # pyright: ignore[reportOptionalMemberAccess]
-        if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
+        if func is torch.Tensor.pin_memory:
             return first
         return func(*map(self.placed, args), **{name: self.placed(value) for name, value in kwargs.items()})
 
@@ -182,6 +182,7 @@ def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
         library_patches.libraries_on(fake),
         transformers_trainer_private.trainer_on(fake.device),
         patched(torch.cuda, synchronize=nothing, empty_cache=nothing, reset_peak_memory_stats=nothing),
+        patched(torch.Tensor, record_stream=nothing),  # torch checks that it is a stream before any mode sees it
         patched(torch.cuda, Event=Stream, Stream=Stream, current_stream=Stream, stream=no_stream),
         torch_private.mixed_precision_on(fake.device.type),
         _one_gpu(),

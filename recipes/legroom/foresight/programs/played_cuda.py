@@ -193,6 +193,7 @@ def machine_with(
             patches.enter_context(patched(owner, **found))
         patches.enter_context(patched(torch.cuda, **played_types.CLASSES))
         patches.enter_context(patched(torch, set_default_tensor_type=played_types.set_default))
+        patches.enter_context(patched(torch.Tensor, record_stream=_answer(None)))  # which takes a stream of torch's own
         patches.enter_context(patched(torch.accelerator, **_accelerator(answers, count)))
         patches.enter_context(patched(torch.version, cuda=CUDA_VERSION))
         patches.enter_context(patched(torch.backends.cuda, is_built=_answer(True)))

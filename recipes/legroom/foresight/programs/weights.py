@@ -44,5 +44,6 @@ def _moved(value: Any) -> Any:
     if isinstance(value, (torch.Tensor, torch.nn.Module)):
         return value.to(HERE)
     if isinstance(value, dict):
-        return type(value)((name, _moved(each)) for name, each in value.items())
+        value.update({name: _moved(each) for name, each in value.items()})  # a defaultdict is not made of pairs
+        return value
     return type(value)(map(_moved, value)) if type(value) in (list, tuple) else value
