@@ -10,6 +10,8 @@ import pytest
 import torch
 from played_scripts import GPU, play
 
+from legroom import Refusal
+from legroom.foresight.fake_gpu import package_attention
 from legroom.foresight.programs import check, command, played_packages
 from legroom.foresight.step_estimate import gpu_of
 
@@ -60,6 +62,53 @@ def test_a_packages_attention_takes_what_torchs_own_takes(tmp_path, imported, at
     assert played.model_flops == own.model_flops
 
 
+FORMS = """
+import flash_attn, xformers.ops
+from xformers.ops import LowerTriangularMask, memory_efficient_attention
+def took(attend, *given, **named):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(tuple(one.shape)) or one, lambda one: one):
+        found = attend(*given, **named)
+    return found.shape, found.dtype, sorted(saved)
+def check(q, k, v):
+    kv, qkv, flat = torch.stack([k, v], 2), torch.stack([q, k, v], 2), [each.flatten(0, 1) for each in (q, k, v)]
+    whole = took(flash_attn.flash_attn_func, q, k, v, 0.1, causal=True)
+    assert whole[2].count((4, 256, 2, 64)) == 4, "the inputs and the result"
+    assert whole == took(flash_attn.flash_attn_kvpacked_func, q, kv, 0.1, causal=True)
+    assert whole == took(flash_attn.flash_attn_qkvpacked_func, qkv, 0.1, causal=True)
+    assert len(flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)) == 3
+    parts = took(flash_attn.flash_attn_varlen_func, *flat, rows, rows, 256, 256, causal=True)
+    named = dict(cu_seqlens_q=rows, cu_seqlens_k=rows, max_seqlen_q=256, max_seqlen_k=256)
+    assert parts == took(flash_attn.flash_attn_varlen_func, *flat, causal=True, **named)
+    packed = [torch.stack(flat[1:], 1), torch.stack(flat, 1)]
+    both = rows, rows, 256, 256
+    assert parts == took(flash_attn.flash_attn_varlen_kvpacked_func, flat[0], packed[0], *both, causal=True)
+    assert parts == took(flash_attn.flash_attn_varlen_qkvpacked_func, packed[1], rows, 256, causal=True)
+    assert whole == took(memory_efficient_attention, q, k, v, LowerTriangularMask, 0.1)
+    one = took(memory_efficient_attention, q[:, :, 0], k[:, :, 0], v[:, :, 0])
+    assert one[0] == (4, 256, 64)
+    bias = torch.zeros(4, 256, 256, device="cuda", dtype=q.dtype)
+    assert took(memory_efficient_attention, q[:, :, 0], k[:, :, 0], v[:, :, 0], bias)[0] == one[0]
+    for mask in (bias[:1, None], bias[:, None].expand(4, 2, 256, 256)):
+        assert took(memory_efficient_attention, q, k, v, mask)[:2] == whole[:2]
+    wide = memory_efficient_attention(*(each.float() for each in (q, k, v)), LowerTriangularMask())
+    assert wide.shape == q.shape and wide.dtype == torch.float32
+    return memory_efficient_attention(q, k, v, bias[:, None])
+"""
+
+
+def test_the_forms_of_a_packages_attention_are_one_another(tmp_path):
+    assert play(tmp_path, SCRIPT.format(imported=FORMS, attended="check(q, k, v)")).verdict == "fits"
+
+
+def test_attention_that_is_not_played_is_refused_with_what_to_ask_instead(tmp_path):
+    x = torch.zeros(1, 2, 1, 8)
+    with pytest.raises(Refusal, match="flash_attn_with_kvcache is not played. Generate without"):
+        package_attention.flash_attn_with_kvcache(x, x, x)
+    with pytest.raises(Refusal, match="attn_bias=Mock is not played. Ask with a mask as a tensor"):
+        package_attention.memory_efficient_attention(x, x, x, type("Mock", (), {})())
+
+
 def test_a_package_is_played_where_a_script_fails_without_it(tmp_path, monkeypatch):
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.format(imported=FLASH, attended="flash_attn_func(q, k, v)"))
@@ -76,6 +125,9 @@ def test_what_else_a_package_has_is_refused_in_words():
     with pytest.raises(ImportError) as found:
         exec("from pathlib import flash_attn")
     assert not played_packages.lacking(found.value)
+    others = (RuntimeError("flash_attn went wrong"), ValueError(), ImportError("No module named 'mine'", name="mine"))
+    assert [played_packages.lacking(other) for other in others] == [""] * 3
+    assert (played_packages.lacked("xformers is installed on"), played_packages.lacked("CUDA")) == ("xformers", None)
 
 
 def test_modules_and_versions_are_found():

@@ -88,6 +88,7 @@ def memory_efficient_attention(
     """By flash-attn's kernel where that can do it, which xformers prefers, and by its own otherwise."""
     if query.dim() == 3:  # one head
         query, key, value = (tensor.unsqueeze(2) for tensor in (query, key, value))
+        attn_bias = attn_bias.unsqueeze(1) if isinstance(attn_bias, Tensor) else attn_bias
         return memory_efficient_attention(query, key, value, attn_bias, p, scale).squeeze(2)
     causal = isinstance(attn_bias, LowerTriangularMask) or attn_bias is LowerTriangularMask
     if not (causal or attn_bias is None or isinstance(attn_bias, Tensor)):
