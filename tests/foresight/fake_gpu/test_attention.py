@@ -97,6 +97,16 @@ def test_what_is_kept(on, capability, dtype, expected):
         assert kept == expected
 
 
+def test_rows_of_three_dimensions_are_computed_by_hand(on):
+    """Heads without a batch, as (H, T, D): no kernel takes them."""
+    fake = on(H100)
+    query = torch.empty(4, 128, 64, dtype=BF16, device=fake.device, requires_grad=True)
+    assert attention.kernel(attention.Call(query, query, query, None, 0.0, True, H100)) == "math"
+    out = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    out.sum().backward()
+    assert out.shape == query.grad.shape == query.shape
+
+
 def test_head_sizes_are_padded_for_flash_and_cut_again(on):
     fake = on(A100)
     query = heads(fake, BF16, size=36)

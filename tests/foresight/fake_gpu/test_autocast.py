@@ -59,6 +59,18 @@ def test_products_run_in_16_bits_and_sums_in_32(gpu):
     assert (tensor(gpu, 4, 8) @ tensor(gpu, 8, 2)).dtype == torch.float32
 
 
+def test_norms_and_sums_have_the_type_that_is_asked_for_or_32_bits(gpu):
+    half, double = (tensor(gpu, 4, 8, dtype=dtype) for dtype in (torch.float16, torch.float64))
+    norm = torch.ops.aten.norm
+    with torch.autocast(DEVICE_TYPE, dtype=torch.float16):
+        for found, dtype in ((half, torch.float32), (double, torch.float64)):
+            assert norm.Scalar(found, 2).dtype == norm.ScalarOpt_dim(found, 2, [1]).dtype == dtype
+            assert found.sum().dtype == found.cumsum(0).dtype == found.softmax(-1).dtype == dtype
+        assert norm.Scalar(half, 1).shape == () and norm.ScalarOpt_dim(half, 2, [1], True).shape == (4, 1)
+        assert half.sum(dtype=torch.float64).dtype == torch.softmax(half, -1, torch.float64).dtype == torch.float64
+        assert torch.ones(4, device=gpu.device, dtype=torch.int32).sum().dtype == torch.int64
+
+
 class Casts(TorchDispatchMode):
     """Counts the casts of tensors of shape (8, 8)."""
 

@@ -64,6 +64,7 @@ def test_the_known_operand_decides():
         assert value(maybe & no) == value(no.logical_and(maybe)) == [0] * 3
         assert value(maybe | yes) == [1] * 3 and value(unknown * 0) == [0] * 3
         assert value(torch.ones_like(unknown)) == [1] * 3
+        assert value(torch.histc(torch.arange(3, device=fake.device), 2)) is None, "the GPU alone has it for integers"
         for one in (maybe & yes, maybe | no, unknown | 1, maybe ^ yes, unknown * 2, torch.empty_like(unknown)):
             assert value(one) is None
 

@@ -64,6 +64,7 @@ def test_its_own_keys_are_not_trains():
         ("gpu=auto", "no GPU here"),
         ("device=cpu", "device=cpu"),
         ("batch.effective=x", "batch.effective"),
+        ("accumulation=auto", "fit chooses the batch itself"),
         ("+optim.args.rank=1", "does not take this argument"),
         ("seed=3", "Type train.seed=3."),
         ("--bf16", "Type precision=bf16."),

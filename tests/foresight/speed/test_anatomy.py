@@ -9,7 +9,7 @@ from conftest import compose, small
 
 from legroom.foresight import simulation
 from legroom.foresight.speed import anatomy, roofline
-from legroom.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
+from legroom.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, HOST_COPY, MATMUL, REDUCTION
 from legroom.foresight.speed.operations import Operation, Tally
 from legroom.records import step_file
 from legroom.records.record import OPERATION_GROUPS
@@ -62,11 +62,14 @@ def test_an_operation_is_bound_by_what_takes_its_time(simulated):
         Operation("add", ELEMENTWISE, "fp16", 10**8, 6 * 10**8),  # FLOPs that cost nothing
         Operation("clone", ELEMENTWISE, "fp16", 0, 4 * 10**8),
         Operation("mul", ELEMENTWISE, "fp16", 10, 40),
+        Operation("copy_", HOST_COPY, "fp16", 0, 10**9),
+        Operation("all_reduce", COLLECTIVE, "fp16", 0, 10**9, shape=(2, 1)),
     ]
     tally = Tally(places={"forward": Counter({("layer", operation): 1 for operation in operations})})
     listed = anatomy.predicted(tally, simulated[0].gpu, "fp16", 1).summary.largest
     bound = {row["name"]: row["bound_by"] for row in listed}
-    assert bound == {"mm": "arithmetic", "add": "memory", "clone": "memory", "mul": "launches"}
+    expected = {"mm": "arithmetic", "add": "memory", "clone": "memory", "mul": "launches"}
+    assert bound == expected | {"copy_": "host link", "all_reduce": "link"}
 
 
 def test_operations_are_told_by_module_and_layer_in_both_passes(simulated):

@@ -120,8 +120,10 @@ class _Policies:
         """fp32_append_dtype: the overload with a dtype is called instead."""
         if not self._eligible(args[0]):
             return self._call(func, args, kwargs)
-        with_dtype = {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}[overload_name(func)]
-        return self._call(getattr(torch.ops.aten.norm, with_dtype), args, kwargs | {"dtype": torch.float32})
+        whole = overload_name(func) == "Scalar"  # of all elements, and not along a dimension
+        args = (*args, 2)[:2] if whole else (*args, False)[:4]  # p and keepdim: torch leaves out what is a default
+        with_dtype = torch.ops.aten.norm.ScalarOpt_dtype if whole else torch.ops.aten.norm.ScalarOpt_dim_dtype
+        return self._call(with_dtype, args, kwargs | {"dtype": torch.float32})
 
     def widest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """promote: in fp32 if an argument is fp32, in autocast's dtype otherwise."""
