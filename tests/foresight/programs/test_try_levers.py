@@ -155,6 +155,14 @@ def test_the_optimizer_of_a_loop_is_another(tmp_path, kind, share):
     assert after.facts["optimizers"][0]["fused"] == (kind == "fused")
 
 
+def test_an_optimizer_that_is_derived_from_adam_stays_what_it_is(tmp_path):
+    own = "class Own(torch.optim.AdamW): pass\noptimizer = Own("
+    text = loop().replace("optimizer = torch.optim.AdamW(", own)
+    before, after = (play(tmp_path, text, changes=changes) for changes in ({}, {"optimizer": {"kind": "adafactor"}}))
+    assert after.parts == before.parts
+    assert after.facts["optimizers"] == [{"name": "Own", "plain": False, "fused": False}]
+
+
 def test_checkpointing_of_a_loop(tmp_path):
     before, after = (play(tmp_path, PLAIN, changes=one) for one in ({}, {"model": {"checkpointing": True}}))
     assert before.facts["model"]["checkpointing"] is False
@@ -175,6 +183,8 @@ def memory(monkeypatch):
             batch = next((int(one.argv[1]) for one in chosen if one.group == "batch"), 8)
             runs.append(names)
             mib, seconds = takes(names, batch)
+            if mib is None:
+                return check.Checked(program, None, {}, why="it fails")
             fields = {one.name: 0 for one in dataclasses.fields(StepEstimate)}
             fields |= {
                 "notes": (),
@@ -253,6 +263,15 @@ def test_a_smaller_batch_takes_the_place_of_checkpointing_where_it_is_faster(mem
 def test_where_nothing_fits_that_is_said(memory):
     found = memory(lambda names, _: (4000 - 100 * len(names), 1.0))
     assert not found.together.fits and "nothing that was tried fits" in check_levers.text_of(found)
+
+
+def test_a_lever_that_fails_saves_nothing_and_the_others_are_taken(memory):
+    def takes(names, batch):
+        return (None if "gradient_checkpointing" in names else 1100 - 200 * ("use_peft" in names)), 1.0
+
+    found = memory(takes)
+    assert found.together.typed == "--use_peft true"
+    assert [trial.why for trial in found.alone if trial.estimate is None] == ["it fails"]
 
 
 @pytest.mark.slow
