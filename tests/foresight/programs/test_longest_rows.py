@@ -6,8 +6,9 @@ import pytest
 import torch
 from played_scripts import play
 
-from legroom.foresight.programs import played_run
+from legroom.foresight.programs import longest_rows, played_run
 from legroom.foresight.programs.longest_rows import length
+from legroom.foresight.programs.played_device import PlayedDevice
 
 ROWS = """
 import torch, torch.nn as nn
@@ -83,6 +84,64 @@ def test_no_less_is_reserved_than_for_rows_as_they_come(tmp_path, monkeypatch):
 def test_rows_that_are_no_longer_than_those_that_were_read_need_no_further_step(tmp_path):
     found = play(tmp_path, LOOP.format(longest=10, loader=", sampler=[6, 0, 13, 20] * 9"), longest=True)
     assert found.notes == play(tmp_path, LOOP.format(longest=10, loader=", sampler=[6, 0, 13, 20] * 9")).notes
+
+
+class Lengths(torch.utils.data.Dataset):
+    """Rows of these lengths; one of length 0 cannot be read."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        if not self.lengths[index]:
+            raise ValueError("only in the order of an epoch")
+        return torch.zeros(self.lengths[index], dtype=torch.long)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return map(Lengths([5, 7]).__getitem__, range(2))
+
+
+def longer(dataset, looks=True) -> tuple[bool, list[str]]:
+    """(whether longer rows are to come, what is said) after two of the dataset's rows have been read."""
+    fake = PlayedDevice((8, 0))
+    iterator = iter(torch.utils.data.DataLoader(dataset))
+    for _ in range(2):
+        fake.read(iterator, next(iterator))
+    return longest_rows.LongestRows(fake, looks).follow_next(), [*fake.warnings]
+
+
+@pytest.mark.parametrize(
+    "dataset, said",
+    [
+        (Lengths([5, 7, 6, 9]), "memory is that of a step on the longest of 4 rows, 9 tokens; time"),
+        (Lengths([5, 7, 7, 6]), "the batches that were read have rows of 5 to 7 tokens, the longest of 4 rows."),
+        (Lengths([5, 5, 5]), None),
+        (Lengths([5, 7]), "rows of 5 to 7 tokens; longer rows take more."),  # none is left to read
+        (Lengths([5, 7, 6, 0]), "rows of 5 to 7 tokens; longer rows take more."),
+        (Stream(), "rows of 5 to 7 tokens; longer rows take more."),
+    ],
+)
+def test_what_is_said_of_rows_of_several_lengths(dataset, said):
+    goes_on, notes = longer(dataset)
+    assert goes_on is ("memory is that" in str(said))
+    assert len(notes) == (said is not None) and str(said or "") in "".join(notes)
+
+
+def test_a_dataset_is_looked_at_for_a_while_only(monkeypatch):
+    dataset = Lengths([5, 7, 6, 6, 9])
+    assert longer(dataset, looks=False) == (False, longer(Stream())[1])
+    monkeypatch.setattr(longest_rows, "MOST_SECONDS", 0)
+    assert longer(dataset) == (False, ["the batches that were read have rows of 5 to 7 tokens, the longest of 1 rows."])
+    monkeypatch.undo()
+    monkeypatch.setattr(longest_rows, "MOST_ROWS", 4)
+    assert longer(dataset)[0] is False
+    monkeypatch.setattr(longest_rows, "MOST_ROWS", 5)
+    assert longer(dataset)[0] is True
 
 
 @pytest.mark.parametrize(
