@@ -50,6 +50,27 @@ def test_generation_runs_to_its_greatest_length_and_ends(tmp_path, settings):
     assert not [note for note in found.notes if "decides" in note]
 
 
+FORMS = """
+prompts = torch.full((2, 5), 7).cuda()
+from transformers import T5Config, T5ForConditionalGeneration
+one = model.generate(prompts[:1], max_new_tokens=3, do_sample=True, num_return_sequences=2)
+assert one[1].tolist() == [7] * 5 + [3] * 3, "the first token that is not special"
+found = model.generate(input_ids=prompts, max_new_tokens=3, return_dict_in_generate=True, do_sample=False)
+assert found.sequences.tolist() == [[7] * 5 + [3] * 3] * 2
+unknown = model.generate(torch.randint(0, 9, (2, 5), device="cuda"), max_new_tokens=2, do_sample=False)
+assert unknown.tolist() == [[3] * 7] * 2
+sizes = dict(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=64, decoder_start_token_id=0)
+other = T5ForConditionalGeneration(T5Config(**sizes, eos_token_id=[1, 2], pad_token_id=0)).cuda()
+found = other.generate(prompts, max_new_tokens=4, do_sample=False, num_beams=2)
+assert found.tolist() == [[3] * 5] * 2, "no prompt in front"
+"""
+
+
+def test_what_generate_returns_in_its_other_forms_has_values_too(tmp_path):
+    text = GENERATES.format(settings="do_sample=False").replace("while True", FORMS + "while True")
+    assert play(tmp_path, text).tensor_bytes
+
+
 def value(tensor):
     known = known_values.value_of(tensor)
     return None if known is None else known.tolist()
