@@ -56,6 +56,43 @@ def test_the_first_of_a_scripts_processes_is_followed(tmp_path, started, ranks):
     assert found.parts["parameters"] == weight
 
 
+FEW = """
+def step(number, model):
+    model(torch.zeros(4, 256, device="cuda")).sum().backward()
+model = nn.Linear(256, 256).cuda()
+assert mp.spawn(step, args=(model,), nprocs=1) is None
+assert mp.spawn(step, args=(model,), nprocs=1, join=False).join()
+processes = [mp.Process(target=step, args=(number, model)) for number in range(2)]
+"""
+
+
+@pytest.mark.parametrize("ranks, more", [(1, 1), (2, 0)])
+def test_a_process_that_ends_is_followed_by_the_script_and_a_second_is_not_counted(tmp_path, ranks, more):
+    text = FEW if ranks == 1 else FEW.replace("nprocs=1", f"nprocs={ranks}")
+    found = play(tmp_path, TRAIN + text + STARTED + "steps(model, 'cuda')", ranks=ranks)
+    said = "the first process that the script starts is followed; the memory of its others is not counted."
+    assert found.notes.count(said) == more and found.parts["parameters"] == 4 * (256 * 256 + 256)
+
+
+OBJECTS = """
+dist.init_process_group("nccl")
+found = [None] * 4
+dist.gather_object({"rank": dist.get_rank()}, found)
+assert found == [{"rank": 0}] * 4
+assert dist.gather_object("to another rank", dst=1) is None
+dist.broadcast_object_list(found)
+dist.monitored_barrier()
+model = nn.Linear(256, 256).cuda()
+"""
+
+
+def test_objects_of_all_ranks_are_those_of_the_first(tmp_path):
+    assert play(tmp_path, TRAIN + OBJECTS + "steps(model, 'cuda')", "4", ranks=4).verdict == "fits"
+    wrapped = "from torch.distributed.fsdp import FullyShardedDataParallel\nFullyShardedDataParallel(model)"
+    with pytest.raises(Refusal, match="FSDP 1. is not followed; torch.distributed.fsdp.fully_shard is"):
+        play(tmp_path, TRAIN + OBJECTS + wrapped, "4", ranks=4)
+
+
 @pytest.mark.parametrize("started", [SPAWN, RANKS + STARTED])
 @pytest.mark.parametrize("ranks, asked, said", [(1, "2", "--gpus 2"), (4, "1", "4 are followed. Type --gpus 1")])
 def test_another_number_of_ranks_is_refused_with_what_to_type(tmp_path, started, ranks, asked, said):
