@@ -1,0 +1,115 @@
+"""What is said of estimates that are made up: batches that do not fit, a GPU that is not known, a picture of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+from conftest import compose
+from matplotlib.figure import Figure
+from test_step_estimate import made as estimated
+
+from legroom import Refusal
+from legroom.foresight import advice, largest_batch, not_followed, places
+from legroom.foresight.search import objective
+from legroom.foresight.step_estimate import gpu_of
+from legroom.foresight.trials import Trial, Trials
+from legroom.machine import gpu_specs, host
+from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
+from legroom.units import GIB, MIB
+
+
+def estimate(left_mib: int) -> Estimate:
+    verdict = DOES_NOT_FIT if left_mib < 0 else FITS if left_mib >= 100 else TIGHT
+    return Estimate(verdict == FITS, left_mib * MIB, 24 * GIB, verdict, 100 * MIB)
+
+
+@functools.cache
+def config(*words: str):
+    return compose("recipe=estimate", "model=gpt2_tiny", "gpu=l4_24gb", *words).cfg
+
+
+# --- batches ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "left, phase, said",
+    [
+        (-3, None, "not even batch.per_device=1 fits NVIDIA L4; 3 MiB missing."),
+        (0, None, "fits NVIDIA L4; 0 MiB stay free, and 100 MiB are to (estimate.margin=0.03)."),
+        (-3, "step", "not even batch.per_device=1 fits"),
+        (-3, "eval", "with any batch it lacks memory. Type less."),
+    ],
+)
+def test_why_no_batch_fits_is_said(left, phase, said):
+    error = phase and Error(phase, "PredictedOutOfMemory", "it lacks memory.", hint="Type less.")
+    text = largest_batch._why_none(config(), Record("estimate", [], {}, "", {}, error=error), estimate(left))
+    assert said in text and ("scripts/fit.py" in text or " fit " in text) == (phase != "eval")
+
+
+def test_what_the_next_larger_batch_would_lack_is_said():
+    assert largest_batch._why_not(8, estimate(-3)) == "8 would miss by 3 MiB"
+    assert largest_batch._why_not(8, estimate(0)) == "8 would leave 0 MiB, where 100 MiB are kept free"
+
+
+@pytest.mark.parametrize("fits, found", [(2, "eval.batch=2"), (4, "eval.batch=4"), (0, None)])
+def test_the_largest_smaller_evaluation_that_fits_is_named_or_none(fits, found):
+    """All that may be tried has been; none of it is the batch that does not fit."""
+    trials, outcome = Trials(Record("estimate", [], {}, "", {})), Record("estimate", [], {}, "", {})
+    outcome.estimate = estimate(200)
+    for batch in (1, 2, 4):
+        change = f"eval.batch={batch}"
+        there = outcome if batch <= fits else None
+        trials.made[frozenset([change])] = Trial(there, "" if there else "it is refused.", (change,))
+    cfg = config("eval.batch=8")
+    smaller = advice._smaller_evaluation(cfg, trials)
+    assert (smaller and smaller.changes[0]) == found and trials.planned == 3
+    assert trials.fitting == [smaller] * (smaller is not None)
+
+
+def test_an_adapter_is_proposed_where_there_is_none():
+    assert objective.adapters(config("adapter=lora")) == []
+    proposed = [" ".join(lever.overrides for lever in levers) for levers in objective.adapters(config())]
+    assert proposed == ["adapter=lora", "adapter=qlora", "adapter=lora precision=bf16", "adapter=qlora precision=bf16"]
+
+
+def test_a_refusal_is_the_reason_itself_and_the_script_has_a_line_of_its_own_or_none():
+    assert not_followed.reason(config(), Refusal("type this.")) == "type this."
+    assert places.own_line(None) == ""
+
+
+# --- a GPU, a picture -------------------------------------------------------------------------------
+
+
+def test_the_gpu_that_is_installed_is_found_by_its_name_and_has_its_own_memory(monkeypatch):
+    card = host.Gpu("GPU-0", "NVIDIA L4", 20 * GIB, (8, 9))
+    for gpus in ((), (dataclasses.replace(card, name="NVIDIA Nothing"),)):
+        monkeypatch.setattr(host, "gpus", lambda gpus=gpus: gpus)
+        with pytest.raises(Refusal, match=r"gpu='auto': no GPU with known figures is installed here. Choose one: .*l4"):
+            gpu_of("auto")
+    monkeypatch.setattr(host, "gpus", lambda: (card,))
+    found = gpu_of("auto")
+    assert (found.memory_bytes, found.name, found.chip) == (20 * GIB, "l4_24gb", gpu_of("l4_24gb").chip)
+    assert gpu_specs.options()["l4_24gb"]["memory_bytes"] != 20 * GIB, "the menu's own stay as they are"
+
+
+@pytest.mark.parametrize("share, line", [(1.4, True), (1.6, False)])
+def test_a_picture_has_a_line_for_the_capacity_where_that_is_near(tmp_path, monkeypatch, share, line):
+    drawn, whole = [], estimated()
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append((figure, path)))
+    capacity = int(share * whole.tensor_bytes) + whole.context_bytes
+    dataclasses.replace(whole, capacity_bytes=capacity).picture(tmp_path / "step.png", "a title")
+    ((figure, path),) = drawn
+    (axes,) = figure.axes
+    texts = [text.get_text().strip() for text in axes.texts]
+    assert path == tmp_path / "step.png" and figure.get_suptitle() == "a title"
+    assert f"{whole.tensor_bytes / MIB:,.0f} MiB" in texts and {"forward", "backward", "step"} <= {*texts}
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert ("capacity of the GPU" in names) is line and {"weights", "gradients", "activations"} <= {*names}
+    assert axes.get_xlim() == (0, len(whole.timeline) - 1)
+
+
+def test_the_picture_of_a_script_is_on_its_page():
+    with pytest.raises(Refusal, match="`legroom check` draws them on its page"):
+        dataclasses.replace(estimated(), _trace=None).picture("step.png")
