@@ -119,6 +119,26 @@ def test_no_silence_while_what_can_be_searched_is_found_out():
     assert said[0] == "1 of 2, l4_24gb: what can be searched" and len(said) == 2
 
 
+@pytest.mark.parametrize("word", ["gpu=auto", "recipe=estimate"])  # the first is the default
+def test_a_search_on_a_cpu_is_refused(word):
+    assert plan.plan(["model=gpt2_tiny", "device=cpu", word], request.Options())[1] == [
+        "fit searches for what fits a GPU, and device=cpu is given. Leave it out, and name a GPU with gpu=."
+    ]
+
+
+def test_a_place_is_typed_with_its_price():
+    options, both = request.Options(prices={"l4_24gb": 0.7}), ["model=gpt2", "seed=3"]
+    assert Place(None, 2).overrides(both, options) == both
+    assert Place("l4_24gb", 2).overrides(both, options) == [*both, "gpu=l4_24gb", "gpu.price_per_hour=0.7"]
+    assert Place("t4_16gb", None).overrides(both, options) == [*both, "gpu=t4_16gb"]
+    assert [Place(*each).label for each in ((None, None), (None, 2), ("a", 1), ("a", 4))] == [
+        "gpu",
+        "2 x gpu",
+        "a",
+        "4 x a",
+    ]
+
+
 @pytest.fixture
 def in_this_process(monkeypatch):
     import contextlib
