@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from legroom import invocation
-from legroom.cli import commands
+from legroom.cli import commands, doctor
 from legroom.machine import interpreter
 
 
@@ -33,6 +33,12 @@ def test_without_a_name_every_command_is_listed(typed, words):
     lines = [line.split() for line in out.splitlines() if line.startswith("  ")]
     assert (code, err) == (0, "") and [line[:2] for line in lines] == [["legroom", name] for name in commands.COMMANDS]
     assert out.endswith("Each has --help. legroom train alone trains a tiny model anywhere.\n")
+
+
+def test_the_doctors_help_says_what_it_does(capsys):
+    with pytest.raises(SystemExit):
+        doctor.main(["--help"])
+    assert "what this machine can do for a training" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

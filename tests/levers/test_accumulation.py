@@ -100,10 +100,21 @@ def test_a_resolved_configuration_can_be_checked_again():
     assert not told.problems and accumulation.resolve(host.configuration(config.to_dict(told.cfg))) == []
 
 
-@pytest.mark.parametrize("size,halved", [(8, 4), (6, 3)])
-def test_half_the_batch_says_what_it_changes(size, halved):
-    *_, lever = batch.memory_levers(compose(*small(f"batch.per_device={size}", "data.samples=64")).cfg)
-    assert lever.overrides == f"batch.per_device={halved} accumulation=x2"
+@pytest.mark.parametrize(
+    "size,typed,halved",
+    [
+        (8, "accumulation=none", "batch.per_device=4 accumulation=x2"),
+        (6, "accumulation=x2", "batch.per_device=3 accumulation=x4"),
+        (2, "accumulation=x4", "batch.per_device=1 accumulation=x8"),
+        (2, "accumulation=x8", "batch.per_device=1 accumulation=x16"),
+        (2, "accumulation=x16", "batch.per_device=1 accumulation.steps=32"),
+        (2, "accumulation.steps=3", "batch.per_device=1 accumulation.steps=6"),
+        (2, "batch.effective=8", "batch.per_device=1"),
+    ],
+)
+def test_half_the_batch_says_what_it_changes(size, typed, halved):
+    *_, lever = batch.memory_levers(compose(*small(f"batch.per_device={size}", "data.samples=64", typed)).cfg)
+    assert lever.overrides == halved
 
 
 @pytest.mark.parametrize(

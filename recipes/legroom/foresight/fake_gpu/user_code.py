@@ -162,11 +162,9 @@ def without_initialisation() -> Iterator[None]:
     def as_it_is(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor
 
-    def tie(model: PreTrainedModel) -> None:
-        model.tie_weights(recompute_mapping=False)
-
     names = [name for name in vars(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
-    with patched(torch.nn.init, **dict.fromkeys(names, as_it_is)), patched(PreTrainedModel, init_weights=tie):
+    tied = patched(PreTrainedModel, init_weights=PreTrainedModel.tie_weights)
+    with patched(torch.nn.init, **dict.fromkeys(names, as_it_is)), tied:
         yield
 
 
