@@ -232,6 +232,8 @@ def test_without_a_gpu_the_menus_say_what_works_and_why_the_rest_does_not(visit)
     assert "recipe accelerate, " in words and "precision bf16, bf16_pure, fp32 -" in words
     assert "- precision=tf32 needs a GPU" in words and "- optim=paged_adam8bit" in words
     assert "adam8bit, adamw" in words
+    machine = rows(text).split(" Machine ")[1].split(" What works")[0]
+    assert machine.startswith("processor ") and " for us memory " in machine and " GiB C++ compiler " in machine
 
 
 def test_8bit_options_do_not_work_where_bitsandbytes_fails(visit):

@@ -153,6 +153,10 @@ def test_the_accumulation_is_derived_from_the_effective_batch():
         (["train.schedule=constant", "train.warmup_steps=2"], ["train.warmup_steps", "constant_with_warmup"]),
         (["data=source", "model=bert_tiny"], ["data=source", "model=bert_tiny", "model=gpt2_tiny"]),
         (["data=source", "model=gpt2_tiny", "model.vocab=256"], ["model.vocab=256", "257", "model.vocab=512"]),
+        (
+            ["data=text", "data.path=no", "data.tokenizer=bytes", "model=gpt2_tiny", "model.vocab=256"],
+            ["model.vocab=256", "257", "model.vocab=512"],
+        ),
         (["data=text", "model=gpt2_tiny"], ["data.path="]),
         (["data=text", "data.path=no/such/file.txt"], ["data.path=no/such/file.txt", "no such file"]),
         (["precision=tf32"], ["precision=tf32", "precision=bf16"]),
@@ -166,6 +170,10 @@ def test_the_accumulation_is_derived_from_the_effective_batch():
 def test_values_that_do_not_go_together_are_refused(overrides, words):
     found = compose("device=cpu", *overrides).problems
     assert has_line(found, words), found
+
+
+def test_a_vocabulary_below_that_of_bytes_is_enough_for_rows_of_no_text():
+    assert not compose("device=cpu", "model.vocab=256").problems
 
 
 def test_a_schedule_that_cannot_fall_is_refused():

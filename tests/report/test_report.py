@@ -180,6 +180,8 @@ def test_repeats_and_seeds_are_one_row_with_median_and_spread():
     assert len(made.rows) == 2 and made.speed(row) == (12, 10, 50)
     cells = columns(made)
     at = made.rows.index(row)
+    assert "Repeats of a job are one row: the median (the least to the most)." in tables.remarks(made)
+    assert not any("Repeats" in line for line in tables.remarks(rows.table(records[:1])))
     assert cells["runs"][at] == "3" and cells["samples/s"][at] == "12.00 (10.00 to 50.00)"
     assert len(csv_text(made).splitlines()) == len(jsonl(made).splitlines()) + 1 == 5
 
