@@ -156,6 +156,21 @@ def test_a_model_of_the_hub_that_was_not_downloaded_has_no_folder(tmp_path):
     assert fingerprints._folder("nobody/nothing") is None and fingerprints._folder("no id at all") is None
 
 
+def test_frozen_weights_are_sampled_from_their_first_byte_to_their_last(tmp_path):
+    def seen(weight):
+        save_file({"w": weight}, tmp_path / "model.safetensors")
+        return fingerprints._weights(tmp_path)
+
+    weight = torch.zeros(3 * 1024 + 256, dtype=torch.uint8)
+    known = [seen(weight)]
+    for at in (0, 255, 1024, 1279, 2048, 2303, 3072, 3327):  # the ends of four samples
+        changed = weight.clone()
+        changed[at] = 1
+        known.append(seen(changed))
+    assert len({str(each) for each in known}) == 9 and seen(weight) == known[0]
+    assert seen(torch.zeros(3)) != seen(torch.ones(3)), "smaller than a sample"
+
+
 def test_a_run_whose_folder_a_machine_does_not_see_saves_nothing(plain):
     made = copy.deepcopy(plain)
     made.save.every_steps = 2

@@ -219,3 +219,12 @@ def test_a_preview_marks_masked_tokens_and_answers(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(ASKED) + "\n")
     data = built(*told(tmp_path / "t.jsonl", *QA), task="question_answering")
     assert "How tall?" in preview.samples(data, 1) and preview.samples(data, 1).count(">>>3 m<<<") == 1
+
+
+@pytest.mark.parametrize("count, others", [(text_files.MOST_UNREAD, False), (text_files.MOST_UNREAD + 1, True)])
+def test_of_many_unread_columns_some_are_named(count, others):
+    unread = text_files.Unread()
+    unread.add({f"column_{n}": "value" for n in range(count)} | {"empty": None, "text": "read"}, ["text"])
+    shown = str(unread)
+    assert shown.count("column_") == text_files.MOST_UNREAD and shown.endswith("others") == others
+    assert "empty" not in shown and "text" not in shown

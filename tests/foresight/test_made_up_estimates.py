@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import compose
 from matplotlib.figure import Figure
 from test_step_estimate import made as estimated
@@ -13,7 +15,9 @@ from test_step_estimate import made as estimated
 from legroom import Refusal
 from legroom.foresight import advice, largest_batch, not_followed, places
 from legroom.foresight.search import objective
-from legroom.foresight.step_estimate import gpu_of
+from legroom.foresight.speed.operation_names import MATMUL
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.foresight.step_estimate import gpu_of, precision_of
 from legroom.foresight.trials import Trial, Trials
 from legroom.machine import gpu_specs, host
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
@@ -113,3 +117,17 @@ def test_a_picture_has_a_line_for_the_capacity_where_that_is_near(tmp_path, monk
 def test_the_picture_of_a_script_is_on_its_page():
     with pytest.raises(Refusal, match="`legroom check` draws them on its page"):
         dataclasses.replace(estimated(), _trace=None).picture("step.png")
+
+
+# --- the precision of a step of one's own -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wide, precision", [(3, "bf16_pure"), (4, "bf16_pure"), (5, "bf16"), (8, "bf16")])
+def test_a_step_in_16_bits_is_mixed_where_most_trained_weights_are_wider(wide, precision):
+    widths = [torch.float32] * wide + [torch.bfloat16] * (8 - wide)
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in widths])
+    model.extend([torch.nn.Parameter(torch.zeros(99), requires_grad=False)])  # frozen: does not count
+    tally = Tally()
+    tally.put(Operation("mm", MATMUL, "bf16", flops=2), "forward")
+    tally.put(Operation("mm", MATMUL, "fp32", flops=1), "forward")
+    assert precision_of(SimpleNamespace(tally=tally, passes=[], model=model)) == precision

@@ -290,7 +290,7 @@ def problems_of(*words):
         (["parallelism=fsdp", TWO, "eval.precision=bf16"], "eval.precision"),
         (["parallelism=fsdp", TWO, "parallelism.cpu_offload=true"], "cpu_offload"),
         (["parallelism=fsdp", TWO, "parallelism.shard_size=2"], "hybrid"),
-        (["parallelism=fsdp", TWO, "parallelism.strategy=no_shard", "parallelism.shard_size=2"], "no_shard"),
+        (["parallelism=fsdp", TWO, "parallelism.strategy=no_shard", "parallelism.wrap=size"], "keeps a whole model"),
         (["parallelism=fsdp", TWO, "parallelism.strategy=hybrid_shard"], "shard_size"),
         (
             [

@@ -49,6 +49,12 @@ def data_of(text: str, name: str = "run") -> dict:
 # --- one run ---------------------------------------------------------------------------------------
 
 
+def test_a_jobs_page_brings_what_its_sweep_shares(tmp_path):
+    page = run_page.write(*written(tmp_path / "sweep" / "0"), tmp_path / "sweep")
+    named = re.findall(r'src="([^"]+)"', page.read_text())
+    assert len(named) > 1 and all((page.parent / name).is_file() for name in named)
+
+
 def test_a_page_stands_alone_and_is_small(tmp_path):
     page = run_page.write(*written(tmp_path / "run"))
     text = page.read_text()

@@ -243,7 +243,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     parts = [values[section] for section in ("data", "eval", "model")]
     share = rank_info.data_share(cfg.parallelism.together)
     known = [*parts, cfg.train.seed, share, task, vocab, head and dict(head), last_id]
-    key = json.dumps(known, sort_keys=True, default=str)
+    key = json.dumps(known, default=str)
     if key not in _BUILT:
         if len(_BUILT) >= KEPT_DATA:
             _BUILT.clear()
