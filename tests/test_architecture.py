@@ -370,8 +370,12 @@ def test_no_two_test_files_have_one_name():
 
 
 def test_slow_tests_that_are_listed_exist():
-    """By file and function: a test that is renamed would silently be quick again."""
+    """By file and function: a test that is renamed, or gets parameters, would silently be quick again."""
     for name in sorted(slow_tests()):
         file, _, test = name.partition("::")
-        functions = {node.name for node in ast.walk(tree(ROOT / file)) if isinstance(node, ast.FunctionDef)}
-        assert test.partition("[")[0] in functions, f"tests/slow_tests.txt: {name}"
+        nodes = (node for node in ast.walk(tree(ROOT / file)) if isinstance(node, ast.FunctionDef))
+        functions = {node.name: list(map(ast.unparse, node.decorator_list)) for node in nodes}
+        function, *parameters = test.split("[", 1)
+        assert function in functions, f"tests/slow_tests.txt: {name}"
+        if any(decorator.startswith("pytest.mark.parametrize(") for decorator in functions[function]):
+            assert parameters, f"tests/slow_tests.txt: {name} has parameters"
