@@ -37,7 +37,8 @@ LAYERS = [
     {"machine"},
     {"ranks"},
     {"third_party"},
-    {"config", "errors", "invocation", "paths", "units"},  # the schema, and the files at the root of the package
+    # the schema, and the files at the root of the package
+    {"config", "errors", "invocation", "paths", "units", "version", "yaml_table"},
 ]
 LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 

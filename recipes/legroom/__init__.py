@@ -7,12 +7,14 @@ imports no torch; `python -m legroom` lists its commands.
 
 from typing import TYPE_CHECKING, Any
 
+from legroom.version import VERSION
+
 if TYPE_CHECKING:
     from legroom.errors import Refusal
     from legroom.foresight.programs.check import check
     from legroom.foresight.step_estimate import StepEstimate, estimate_step
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["Refusal", "StepEstimate", "__version__", "check", "estimate_step"]
 
 

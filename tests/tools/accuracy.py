@@ -81,7 +81,8 @@ def run(comparison: Comparison, target: Path) -> int:
     fork_server = fork_client.ForkServer()
     try:
         predict_all(rows, comparison, fork_server)
-        measure_all(rows, comparison, fork_server)
+        if comparison.passes:
+            measure_all(rows, comparison, fork_server)
     finally:
         fork_server.close()
     target.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,7 @@ def main() -> int:
         "--records", type=Path, default=ROOT / "outputs/accuracy", metavar="DIR", help="where records go"
     )
     parser.add_argument("--seconds", type=float, default=540, help="start nothing after this long")
-    parser.add_argument("--passes", type=int, default=1, help="measure the list so often; the median counts")
+    parser.add_argument("--passes", type=int, default=1, help="measure the list so often; 0: predict only")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     comparison = Comparison(options.configurations, options.overrides, options.records, deadline, options.passes)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
-from legroom import __version__, invocation
+from legroom import __version__, invocation, yaml_table
 from legroom.cli import commands, console
 from legroom.config import GROUPS
 from legroom.errors import Refusal
@@ -139,7 +139,7 @@ def _section(conf: Path, name: str) -> str:
 
 def options_of(conf: Path, group: str) -> list[Path]:
     """The files of a menu's options, the default first, x2 before x16."""
-    defaults = yaml.safe_load((conf / "config.yaml").read_text())["defaults"]
+    defaults = yaml_table.read(conf / "config.yaml")["defaults"]
 
     def order(path: Path) -> tuple[bool, str]:
         return {group: path.stem} not in defaults, re.sub(r"\d+", lambda number: number[0].zfill(9), path.stem)

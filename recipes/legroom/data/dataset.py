@@ -92,6 +92,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
             f"the evaluation is on {len(built.eval):,} of {built.eval_available:,} samples, drawn by train.seed. Type "
             "eval.max_samples=null for all of them."
         )
+    built.warnings += _check_batch(cfg, built)
     return built
 
 
@@ -203,7 +204,7 @@ def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | No
     )
 
 
-def check_batch(cfg: Config, data: Data) -> list[str]:
+def _check_batch(cfg: Config, data: Data) -> list[str]:
     """Warnings where a step is larger than the data. Raises Refusal if one batch is.
 
     An estimate says it in its own words, and estimates a step on what there is.

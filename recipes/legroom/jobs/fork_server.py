@@ -1,5 +1,6 @@
 """The fork server: imports the libraries once and forks a worker for each request of its parent."""
 
+import gc
 import os
 import signal
 import socket
@@ -18,6 +19,9 @@ def serve(descriptor: int) -> None:
     """
     control = socket.socket(fileno=descriptor)
     preload.import_libraries()
+    import legroom.jobs.training_run  # noqa: F401 (after what has to be imported first)
+
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what becomes of the processes that wait for workers
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 3)

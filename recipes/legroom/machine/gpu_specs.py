@@ -4,21 +4,18 @@ import functools
 import re
 from pathlib import Path
 
-import yaml
-
-from legroom import paths
+from legroom import paths, yaml_table
 from legroom.machine import host
 
 MENU = paths.CONF / "gpu"
 VARIANTS = Path(__file__).with_name("gpu_variants.yaml")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's reads all options in a tenth of the time
 
 
 @functools.cache
 def options() -> dict[str, dict]:
     """Option name -> its figures, without auto."""
     paths_of = [path for path in sorted(MENU.glob("*.yaml")) if path.stem != "auto"]
-    return {path.stem: yaml.load(path.read_text(), _LOADER) for path in paths_of}
+    return {path.stem: yaml_table.read(path) for path in paths_of}
 
 
 @functools.cache
@@ -33,7 +30,7 @@ def find(device_name: str, memory_bytes: int = 0) -> dict | None:
         return named[0]
     if re.search(r"\b(Laptop|MIG|Ti|SUPER|D)\b", device_name):  # a part of the name's chip, or another one
         return None
-    for variant in yaml.safe_load(VARIANTS.read_text()):
+    for variant in yaml_table.read(VARIANTS):
         if _named(variant["name"], device_name):
             return options()[variant["of"]] | {
                 key: value for key, value in variant.items() if key not in ("name", "of")

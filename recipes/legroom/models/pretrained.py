@@ -32,7 +32,7 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
     try:
         return load(str(folder) if folder.exists() else name, trust_remote_code=False, **settings)
     except Exception as error:  # a config.json with wrong values ends in any of them
-        if is_out_of_memory(error):
+        if isinstance(error, Refusal) or is_out_of_memory(error):
             raise
         if folder.exists():
             raise Refusal(f"model.pretrained={name} cannot be loaded: {_first_sentence(error)}") from error
@@ -45,10 +45,14 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
 
 def configuration(name: str) -> PretrainedConfig:
     """transformers' configuration of pretrained weights. Raises Refusal where it cannot be read or built."""
-    saved, _ = call(PretrainedConfig.get_config_dict, name)
-    for problem in counts_problems(name, saved):  # of the hub, too; before the labels are listed
-        raise Refusal(problem)
-    return call(AutoConfig.from_pretrained, name)
+    return call(_configuration, name)
+
+
+def _configuration(source: str, **settings: Any) -> PretrainedConfig:
+    saved, _ = PretrainedConfig.get_config_dict(source, **settings)
+    for problem in counts_problems(saved):  # of the hub, too; before the labels are listed
+        raise Refusal(f"model.pretrained={source}: {problem}")
+    return AutoConfig.from_pretrained(source, **settings)
 
 
 @contextlib.contextmanager

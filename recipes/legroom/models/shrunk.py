@@ -2,17 +2,16 @@
 layers are left out so that one of each kind stays."""
 
 import re
-from pathlib import Path
 from typing import Any
 
-import yaml
+from legroom import yaml_table
 
 VOCAB = 512
 FIRST_ORDINARY_ID = 100  # below it: ids of special tokens, which random data does not have
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_blocks", "depth")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 MOST_LAYERS = 8
-_PATTERNS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+_PATTERNS = yaml_table.beside(__file__)
 SIZES = [(re.compile(pattern), size) for pattern, size in _PATTERNS]
 DEPTH = [(pattern, size) for pattern, size in SIZES if pattern.fullmatch("num_layers") or size == VOCAB]
 SPECIAL_IDS = re.compile(r".*(_token_id|_token_index|_id|_index)")

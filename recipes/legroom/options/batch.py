@@ -4,8 +4,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-import yaml
-
+from legroom import yaml_table
 from legroom.config import Config
 from legroom.options import hooks, menus
 from legroom.options.hooks import PASSES, Cost, Dimension, Lever
@@ -56,7 +55,7 @@ def rate_advice(cfg: Config, overrides: list[str], folders: list[Path]) -> list[
     rate, mode = cfg.train.learning_rate, cfg.parallelism
     if typed or not rate or mode.name == "dp" or cfg.predicts or file is None:
         return []
-    values = yaml.safe_load(file.read_text())
+    values = yaml_table.read(file)
     chosen = {
         menu: name for each in values.get("defaults", []) if isinstance(each, dict) for menu, name in each.items()
     }

@@ -6,13 +6,12 @@ import typing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import BooleanNode, FloatNode, IntegerNode, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
-from legroom import config
+from legroom import config, yaml_table
 from legroom.options import menus, suggestions
 from legroom.paths import CONF
 from legroom.third_party import hydra_private
@@ -145,7 +144,7 @@ def _takes(rule: Rule, value: str) -> bool:
 @functools.cache
 def arguments() -> dict[str, str | None]:
     """Argument of transformers, or argument=value -> what is said of it, as the head of ARGUMENTS_FILE describes."""
-    return yaml.safe_load(ARGUMENTS_FILE.read_text())
+    return yaml_table.read(ARGUMENTS_FILE)
 
 
 def unknown(key: str, value: str | None = None) -> str:

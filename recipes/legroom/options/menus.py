@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from legroom import yaml_table
 from legroom.config import GROUPS
 from legroom.config.fields import MISSING
 
@@ -24,7 +23,7 @@ def option_values(group: str, option: str, folders: list[Path]) -> dict[str, Any
     path = options(group, folders).get(option)
     if path is None:
         return {}
-    values = yaml.safe_load(path.read_text()) or {}
+    values = yaml_table.read(path) or {}
     bases, composed = values.pop("defaults", []), {}
     for base in bases if "_self_" in bases else [*bases, "_self_"]:
         if isinstance(base, str):  # and no other group's option

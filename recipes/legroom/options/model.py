@@ -139,12 +139,13 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
             )
         return [f"model.pretrained={pretrained}: the folder has no .safetensors file. {why}"]
     try:
-        return counts_problems(pretrained, json.loads((folder / "config.json").read_text()))
+        found = counts_problems(json.loads((folder / "config.json").read_text()))
+        return [f"model.pretrained={pretrained}: {each}" for each in found]
     except (ValueError, OSError, RecursionError) as error:
         return [f"model.pretrained={pretrained}: config.json cannot be read ({error})."]
 
 
-def counts_problems(pretrained: str, values: Any) -> list[str]:
+def counts_problems(values: Any) -> list[str]:
     """Numbers of layers, experts and labels in a config.json of which no model can be built, or none in any memory.
 
     values: the file's. transformers builds as many as it says, and takes -1 layers for none.
@@ -153,14 +154,13 @@ def counts_problems(pretrained: str, values: Any) -> list[str]:
     for key, value in values.items() if isinstance(values, dict) else ():
         counted = COUNTS.search(key)
         if isinstance(value, dict):  # of a part, as text_config
-            found += counts_problems(pretrained, value)
+            found += counts_problems(value)
         elif counted is not None and isinstance(value, (int, float)) and not isinstance(value, bool):
             least = 1 if key in LAYERS else 0 if counted[0].endswith("s") else -math.inf  # vision_feature_layer=-2
             most = MOST_LAYERS if "layer" in counted[0] else MOST_PARTS
             if not least <= value <= most:
                 found.append(
-                    f"model.pretrained={pretrained}: config.json has {key}={value}, which must be from "
-                    f"{max(0, least)} to {most:,}. Correct it there."
+                    f"config.json has {key}={value}, which must be from {max(0, least)} to {most:,}. Correct it there."
                 )
     return found
 

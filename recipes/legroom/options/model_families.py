@@ -1,12 +1,11 @@
 """The model families that can be built from sizes, and the names of their sizes in transformers: facts in YAML."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
+from legroom import yaml_table
 
-_FACTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+_FACTS = yaml_table.beside(__file__)
 SIZES, OTHER_SIZES, DROPOUTS, FIXED = (_FACTS[key] for key in ("sizes", "other_sizes", "dropouts", "fixed"))
 ENCODERS, TOKEN_TYPES, ROTARY = (set(_FACTS[key]) for key in ("encoders", "token_types", "rotary"))
 EXPERTS, PACKED = (set(_FACTS[key]) for key in ("experts", "packed"))

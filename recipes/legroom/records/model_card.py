@@ -9,6 +9,7 @@ from legroom import invocation
 from legroom.machine import host
 from legroom.records import record_file, run_folder
 from legroom.records.record import Record, quality
+from legroom.version import VERSION
 
 FILE_NAME = "README.md"
 DATA = {
@@ -84,7 +85,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     data, pretrained = config["data"], config["model"].get("pretrained")
     base = _public(pretrained) if pretrained else f"{config['model']['name']}, from random weights"
     about = DATA.get(data["name"]) or f"the data set {_public(data['path'])}"
-    versions = outcome.environment["versions"] | {"legroom": host.version("legroom"), "peft": host.version("peft")}
+    versions = outcome.environment["versions"] | {"legroom": VERSION, "peft": host.version("peft")}
     typed = [shown for each in outcome.overrides if (shown := _shown(each, data["name"] == "hub"))]
     use = usage(outcome, "RUN", invocation.command("chat", anywhere=True))
     use = use and use.replace("RUN/model", "FOLDER").replace("RUN", "FOLDER")  # a merged model is in no run

@@ -68,13 +68,13 @@ def prepare(
     asked = task.task_of(cfg, architecture)
     levers = hooks.behaviours(cfg)
     name, said = architectures.check(cfg, architecture, asked)
-    treats, differs = behaviour.check(cfg, name, architecture, asked)
     labels = head.pretrained_labels(cfg, architecture, asked)
+    treats, differs = behaviour.check(cfg, name, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
     data = (build_data or dataset.build_data)(cfg, asked, vocab, labels, last_id)
     data.head = labels
-    warnings = said + differs + data.warnings + dataset.check_batch(cfg, data)
+    warnings = said + differs + data.warnings
     warnings += behaviour.pad(name, architecture, data, treats)
 
     def warn(text: str) -> None:

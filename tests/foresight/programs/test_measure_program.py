@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from importlib import metadata
 
 import pytest
 import shared_records
@@ -9,6 +10,7 @@ import torch
 from played_scripts import Enough, watch_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import legroom
 from legroom.cli import check as check_command
 from legroom.cli import measure as measure_command
 from legroom.errors import Refusal
@@ -125,7 +127,11 @@ def script(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_a_step_takes_is_counted_and_given_away(script, capsys):
+def test_what_a_step_takes_is_counted_and_given_away(script, capsys, monkeypatch):
+    """In a checkout that pip has not installed, too, of which Python's metadata knows no version."""
+    monkeypatch.setattr(
+        metadata, "version", lambda name, of=metadata.version: of(name.replace("legroom", "not-installed"))
+    )
     assert measure_command.main(["--share", "record.json", "--steps", "5", "--json", "--", "train.py", "9"]) == 0
     found = json.loads(capsys.readouterr().out)
     weight, rows = 4 * WIDTH * WIDTH, 4 * ROWS * WIDTH
@@ -135,6 +141,7 @@ def test_what_a_step_takes_is_counted_and_given_away(script, capsys):
     assert found["peak_tensor_bytes"] == 4 * weight + 4 + rows + 2 * weight  # AdamW's update has two of its own
     assert found["parameters"] == WIDTH * WIDTH
     record = shared_records.read(script / "record.json")
+    assert record.legroom == legroom.__version__
     assert record.measured["tensor_bytes"] == found["peak_tensor_bytes"]
     of_tensors = {name: value for name, value in record.measured.items() if value and name != "step_seconds"}
     assert record.predicted and {name: record.predicted[name] for name in of_tensors} == of_tensors

@@ -8,19 +8,18 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
+from legroom import yaml_table
 from legroom.measure.op_flops import tensors_in
 from legroom.third_party import torch_backend_private as backend
 from legroom.third_party.patching import patched
 from legroom.third_party.torch_private import overload_name, schema
 
 KEY = "AutocastPrivateUse1"  # the fake GPU's dispatch key
-LISTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())  # policy -> operations
+LISTS: dict[str, list[str]] = yaml_table.beside(__file__)  # policy -> operations
 
 
 @contextlib.contextmanager

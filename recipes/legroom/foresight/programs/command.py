@@ -16,13 +16,14 @@ from typing import Any
 
 import yaml
 
+from legroom import yaml_table
 from legroom.errors import Refusal
 
 FILE, MODULE, FUNCTION = "file", "module", "function"
 PYTHON = re.compile(r"^python([23](\.\d+)?)?(\.exe)?$")
 PYTHON_VALUES = {"-W", "-X", "--check-hash-based-pycs"}
 VARIABLE = re.compile(r"^[A-Za-z_]\w*=")
-_SWITCHES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+_SWITCHES = yaml_table.beside(__file__)
 TORCHRUN_SWITCHES, ACCELERATE_SWITCHES = set(_SWITCHES["torchrun"]), set(_SWITCHES["accelerate"])
 ACCELERATE_DEFAULTS = Path("~/.cache/huggingface/accelerate/default_config.yaml")
 SHELLS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")

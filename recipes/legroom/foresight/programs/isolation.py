@@ -12,11 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
+from legroom import yaml_table
 from legroom.foresight.programs import written_files
 
-_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+_TABLE = yaml_table.beside(__file__)
 NOTHING, INSTEAD = _TABLE["nothing"], _TABLE["instead"]
 DOWNLOADED = ("hub", "xet", "modules", "assets")  # folders of HF_HOME and TORCH_HOME
 

@@ -6,7 +6,6 @@ Imports no torch.
 import dataclasses
 import json
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from legroom.foresight.programs.command import Program
 from legroom.foresight.step_estimate import gpu_of
 from legroom.machine import host
 from legroom.units import PARTS
+from legroom.version import VERSION
 
 STEPS = 8
 OBSERVER = "legroom.foresight.programs.measured:observe"
@@ -71,7 +71,7 @@ class Measurement:
     def shared(self) -> SharedRecord:
         """The record that may be given away."""
         versions = {name: version for name in LIBRARIES if (version := host.version(name)) is not None}
-        known: dict[str, Any] = {"schema": 1, "legroom": metadata.version("legroom"), "versions": versions}
+        known: dict[str, Any] = {"schema": 1, "legroom": VERSION, "versions": versions}
         known |= {"measured": self.measured, "predicted": self.predicted}
         others = {each.name for each in dataclasses.fields(SharedRecord)} - known.keys()
         return SharedRecord(**known, **{name: self.found[name] for name in others})

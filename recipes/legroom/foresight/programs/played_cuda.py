@@ -11,15 +11,14 @@ import functools
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import yaml
 from torch.cuda import nccl
 from transformers.utils import import_utils
 
+from legroom import yaml_table
 from legroom.config import Gpu
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
@@ -32,7 +31,7 @@ from legroom.third_party import played_private, torch_private
 from legroom.third_party.patching import patched
 
 CUDA_VERSION, CUDNN_VERSION, NCCL_VERSION = "13.0", 91900, (2, 28, 9)
-_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+_TABLE = yaml_table.beside(__file__)
 
 
 class PlayedStream(Stream, contextlib.AbstractContextManager):

@@ -10,11 +10,10 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import yaml
-
+from legroom import yaml_table
 from legroom.errors import first_line
 
-PACKAGES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+PACKAGES = yaml_table.beside(__file__)
 PLAYED = {name for name, package in PACKAGES.items() if "modules" in package}
 NOTE = "{} is not installed: its attention is taken as torch's own copy of the kernel: the same tensors, and as fast."
 

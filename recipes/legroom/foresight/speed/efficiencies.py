@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from legroom import yaml_table
 from legroom.config import Gpu
 from legroom.foresight.speed import calibrated
 
@@ -52,7 +51,7 @@ class Efficiencies:
 @functools.cache
 def table() -> dict[str, Any]:
     """efficiencies.yaml."""
-    return yaml.safe_load(TABLE.read_text())
+    return yaml_table.read(TABLE)
 
 
 @functools.cache

@@ -1,9 +1,8 @@
 """Operations of aten by name: which class of work each one is for the device, and how its bytes and kernels count."""
 
-from pathlib import Path
-
 import torch
-import yaml
+
+from legroom import yaml_table
 
 MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE, HOST_COPY = (
     "matmul",
@@ -17,7 +16,7 @@ MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE, HOST_COP
 )
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
-_NAMES = {key: set(names) for key, names in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()}
+_NAMES = {key: set(names) for key, names in yaml_table.beside(__file__).items()}
 NO_KERNEL, REDUCTIONS, COPIES = (_NAMES[key] for key in ("no_kernel", "reductions", "copies"))
 OVERWRITING, GATHERING = _NAMES["overwriting"], _NAMES["gathering"]
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # matrix products -> index of the first factor's argument

@@ -5,9 +5,7 @@ import json
 import shlex
 from typing import Any
 
-import yaml
-
-from legroom import invocation, paths
+from legroom import invocation, paths, yaml_table
 from legroom.config import GROUPS
 from legroom.options import menus
 from legroom.records.record import Record
@@ -58,7 +56,7 @@ def _text(value: Any) -> str:
 @functools.cache
 def _root() -> dict[str, Any]:
     """The keys of conf/config.yaml, with the default option of each menu as {"name": option}."""
-    values = yaml.safe_load((paths.CONF / "config.yaml").read_text())
+    values = yaml_table.read(paths.CONF / "config.yaml")
     chosen = [entry for entry in values.pop("defaults", []) if isinstance(entry, dict)]
     return values | {menu: {"name": option} for entry in chosen for menu, option in entry.items()}
 
