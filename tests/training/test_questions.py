@@ -42,7 +42,7 @@ def words(folder, rows=None, **more):
 def built(*overrides):
     from legroom.data import dataset
 
-    cfg, _, problems = compose(*small(*overrides))
+    cfg, _, problems = compose(*small("batch.per_device=1", *overrides))  # a batch is no larger than the data
     assert not problems, problems
     return dataset.build_data(cfg, "question_answering", 512)
 
