@@ -20,7 +20,7 @@ OLDER_GPUS = 1 / 3  # the least error of GPUs before Ampere: few of their steps 
 ADAPTERS = 3.0  # the upper end of steps beside frozen weights, in errors: published ones took 3 to 23 % longer
 WIDEST = 2.0
 # The upper end of steps whose ranks share out experts, as a share of the prediction: the three published ones took 1.5,
-# 1.9 and 2.0 times what is predicted (docs/results/published_ranks.md), by more than kernels that are calibrated.
+# 1.9 and 2.0 times what is predicted (docs/results/published_ranks.md), which no slower kernel explains.
 SHARED_EXPERTS = 2.0
 
 
