@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Everything that needs a GPU, in one call of under ten minutes: correctness first, then the tables.
+"""What needs one GPU, in one call: the tests marked `gpu`, then trainings of six to thirty steps.
 
-    python scripts/gpu_checks.py [--into docs/results]
+    python scripts/gpu_checks.py [--into docs/results] [--at-once 1] [--no-tests]
 
 Runs tests/tools/gpu_checks.py, which says what that is.
 """

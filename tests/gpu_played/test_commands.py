@@ -61,18 +61,19 @@ def test_the_doctor_uses_both_cards(gpus, monkeypatch):
 
 def test_the_gpu_checks_write_their_table(gpus, borrowed, monkeypatch, tmp_path):
     """Two jobs at a time share the card, so their table has no times."""
-    monkeypatch.setattr(gpu_checks, "JOB", [*TINY, "measure.ledger=true"])
-    guide = [job for job in gpu_checks.jobs() if TINY[0] in job]
-    asked = [guide[index] for index in (0, 3, 10, -5, -3, -1)]
-    monkeypatch.setattr(gpu_checks, "jobs", lambda: asked)
+    made = gpu_checks.jobs(tmp_path)
+    asked = [[word for word in made[index] if not word.startswith(("model=", "data."))] for index in (0, 3, 10, 60)]
+    asked = [[*words, *TINY, "measure.ledger=true"] for words in asked]
+    monkeypatch.setattr(gpu_checks, "jobs", lambda _: [*asked, ["optim=adamw", "optim.momentum=0.5"]])
     tested = []
     run = SimpleNamespace(run=lambda words, cwd: tested.append(words) or SimpleNamespace(returncode=0))
     monkeypatch.setattr(gpu_checks, "subprocess", run)
-    assert gpu_checks.run(tmp_path, with_tests=True, at_once=2) == 0
+    assert gpu_checks.run(tmp_path, with_tests=True, at_once=2) == 1, "a job is refused"
     assert tested[0][1:5] == ["-m", "pytest", "-q", "-m"]
     text = (tmp_path / "gpu_l4.md").read_text()
     assert text.count("| ok |") == len(asked) and NAME in text and "2 jobs at once" in text
-    assert "ledger MiB" in text and "step ms" not in text
+    assert "ledger MiB" in text and "step ms" not in text and "train.max_steps=30" not in text
+    assert "\n- optim=adamw optim.momentum=0.5 train.max_steps=6: optim.momentum is not used" in text
     rows = [json.loads(line) for line in (tmp_path / "gpu_l4.jsonl").read_text().splitlines()]
     assert len(rows) == len(asked) and all(row["memory"]["context_bytes"] > 0 for row in rows)
 
@@ -116,6 +117,8 @@ def test_predictions_are_compared_with_the_card(gpus, borrowed, tmp_path, capsys
     assert accuracy.run(comparison, tmp_path) == 0
     text = (tmp_path / "accuracy_l4.md").read_text()
     assert "1 of 1 configurations measured" in text and "1 of 1 finished" in text and "| allocated |" in text
+    comparison.passes = 0
+    assert accuracy.run(comparison, tmp_path / "nothing") == 0 and not (tmp_path / "nothing").exists()
 
 
 def test_efficiencies_are_fitted_on_measured_runs(on_gpu, monkeypatch, capsys):
@@ -155,6 +158,7 @@ def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on
     record = on_gpu("measure.ledger=false").record
     record.memory.device_used_bytes = record.memory.context_bytes = None  # a GPU that shares the host's memory
     (row,) = gpu_checks.table([record]).splitlines()[2:]
+    assert "step ms" in gpu_checks.table([record]) and "`model.layers=1 " in row and "data.seq_len=32" in row
     assert row.count("|  ") == 5 and f"{record.memory.peak_reserved_bytes / MIB:.0f}" in row
 
 

@@ -6,8 +6,9 @@ Reads the configurations from docs/results/accuracy_configurations.txt, which wa
 measured. Each is predicted (several at once), then measured in a process of its own, then run again with its
 memory capped at the prediction plus 3 %. Writes <into>/accuracy_<device>.md and .csv with every error, signed.
 What --seconds leaves no time for is missing from the page, which says so; the same command continues from there
-(records are kept in --records). The overrides are added to every configuration: `device=cpu` and small sizes compare
-the memory ledger of the predicted step with that of the real one, without a GPU.
+(records are kept in --records). --passes 0 predicts alone, here or on another machine, and writes no page. The
+overrides are added to every configuration: `device=cpu` and small sizes compare the memory ledger of the predicted
+step with that of the real one, without a GPU.
 Exit code 1 when a configuration could not be predicted or measured.
 """
 
@@ -71,7 +72,8 @@ class Comparison:
 
 
 def run(comparison: Comparison, target: Path) -> int:
-    """Predict and measure, write accuracy_<device>.md and .csv into `target`, and print the page.
+    """Predict and measure, write accuracy_<device>.md and .csv into `target`, and print the page; without passes, only
+    predict.
 
     Returns the exit code: 1 when a configuration could not be predicted or measured.
     """
@@ -85,6 +87,8 @@ def run(comparison: Comparison, target: Path) -> int:
             measure_all(rows, comparison, fork_server)
     finally:
         fork_server.close()
+    if not comparison.passes:
+        return 0 if all(row.predicted is not None and row.predicted.status in ("ok", "oom") for row in rows) else 1
     target.mkdir(parents=True, exist_ok=True)
     text = accuracy_page.page(rows, f"{device}: predicted against measured")
     first = next((row.measured for row in rows if row.measured is not None), None)

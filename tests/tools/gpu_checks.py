@@ -1,11 +1,11 @@
-"""Everything that needs a GPU, in one call of under ten minutes: correctness first, then the tables.
+"""What needs one GPU, in one call: the tests marked `gpu`, then trainings of six to thirty steps.
 
     python scripts/gpu_checks.py [--into docs/results] [--at-once 1] [--no-tests]
 
-Runs the tests marked `gpu`, then the guide's model in both recipes with every precision and every
-optimizer, and a decoder with every other lever, and writes what CUDA counted beside what the memory ledger counted to
+Trains the guide's model in both recipes with every precision and every optimizer, and a decoder with checkpointing,
+chunked loss, kernels, adapters and more, and writes what CUDA counted beside what the memory ledger counted to
 <into>/gpu_<device>.md and .jsonl. Jobs that run at once share the GPU: the table then has no times.
-Exit code 1 when a test or a job fails; without a GPU it says so and exits with 2.
+Exit code 1 when a test or a job fails or a job is refused; without a GPU it says so and exits with 2.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TextIO
 
 from checkout import ROOT
 
@@ -28,13 +29,15 @@ from legroom.options import compose, menus
 from legroom.records import record, record_file, run_folder
 from legroom.units import MIB
 
-JOB = ["model=bert_large", "data.samples=160", "train.max_steps=30"]  # the guide's model, batch 4, 512 tokens
-DECODER = ["model=smollm2_135m", "data.samples=64", "train.max_steps=6", "precision=bf16", "data.eval_samples=16"]
-SHORT = ["train.max_steps=6"]  # of jobs that run at once, whose times are not read
+# The jobs' models: the guide's, batch 4 of 512 tokens, and a decoder.
+GUIDE = ["model=bert_large", "data.samples=160", "train.max_steps=30"]
+DECODER = ["model=smollm2_135m", "train.max_steps=6", "precision=bf16"]
+ROWS = ["data.samples=64", "data.eval_samples=16"]  # of the decoder, unless it trains on a text
+SHORT = "train.max_steps=6"  # of jobs that run at once, whose times are not read
 SHARED = ("samples/s", "step ms", "MFU", "device MiB", "context MiB")  # what other jobs on the same GPU change
 HEADINGS = (
     "recipe",
-    "changed",
+    "job",
     "status",
     "samples/s",
     "step ms",
@@ -48,9 +51,9 @@ HEADINGS = (
 )
 
 
-def jobs() -> list[list[str]]:
-    """The main job, each precision, each optimizer and each mode with one process, and what a played GPU cannot show
-    (compiled code, CUDA's managed memory), in both recipes."""
+def jobs(folder: Path) -> list[list[str]]:
+    """The guide's model with each precision, each optimizer, each mode with one process and compiled code; a decoder
+    with the options of other menus. Each in both recipes. folder: for a text to train on."""
     folders = [paths.CONF]
     variants: list[list[str]] = [[]]
     variants += [[f"precision={name}"] for name in menus.options("precision", folders) if name != "fp32"]
@@ -61,57 +64,66 @@ def jobs() -> list[list[str]]:
         ["precision=bf16", f"parallelism={mode}", "parallelism.num_processes=1"] for mode in ("dp", "ddp", "fsdp")
     ]
     variants += [["precision=fp16", "parallelism=fsdp", "parallelism.num_processes=1"]]
-    variants += [
-        ["precision=bf16", "accumulation=x4", "batch.per_device=1", "checkpointing=full", "train.max_steps=20"]
-    ]
-    guide = [[*JOB, *variant] for variant in variants]
-    return [[f"recipe={recipe}", *job] for job in guide + decoder_jobs() for recipe in ("trainer", "accelerate")]
+    variants += [["precision=bf16", "accumulation=x4", "batch.per_device=1", "checkpointing=full"]]
+    made = [[*GUIDE, *variant] for variant in variants] + decoder_jobs(folder)
+    return [[f"recipe={recipe}", *job] for job in made for recipe in ("trainer", "accelerate")]
 
 
-def decoder_jobs() -> list[list[str]]:
-    """A decoder with each lever that the encoder's jobs leave out."""
+def decoder_jobs(folder: Path) -> list[list[str]]:
+    """The decoder with each option of four menus, and with some of their keys. folder: see `jobs`."""
     variants: list[list[str]] = [[]]
     for menu, plain in (("checkpointing", "none"), ("loss", "standard"), ("kernels", "none"), ("adapter", "none")):
         variants += [[f"{menu}={name}"] for name in menus.options(menu, [paths.CONF]) if name != plain]
     variants += [["adapter=qlora", "adapter.bits=8"], ["adapter=lora", "adapter.dora=true", "checkpointing=full"]]
     variants += [["compile=true", "compile_regions=true"], ["model.attention=eager"], ["precision=fp8"]]
-    variants += [["data=text", f"data.path={ROOT / 'README.md'}", "data.packing=true"], ["model=mixtral_tiny"]]
-    variants += [["optim.in_backward=true", "train.max_grad_norm=0"]]
+    variants += [["model=mixtral_tiny"], ["optim.in_backward=true", "train.max_grad_norm=0"]]
     variants += [["parallelism=fsdp", "parallelism.num_processes=1", "parallelism.cpu_offload=true"]]
     variants += [["parallelism=fsdp", "parallelism.num_processes=1", "adapter=qlora"]]
-    return [[*DECODER, *variant] for variant in variants]
+    text = folder / "readme.txt"
+    text.write_text((ROOT / "README.md").read_text())
+    packed = [*DECODER, "data=text", f"data.path={text}", "data.packing=true", "data.seq_len=512"]
+    return [[*DECODER, *ROWS, *variant] for variant in variants] + [packed]
 
 
-def run_all(fork_server: fork_client.ForkServer, target: Path, name: str, at_once: int = 1) -> list[record.Record]:
-    """Run every job, `at_once` at a time. Each record is written to <target>/<name>.jsonl when its job ends."""
-    asked = []
-    for overrides in [job + (SHORT if at_once > 1 else []) for job in jobs()]:  # Hydra composes one at a time
-        _, composed, problems = compose.compose(paths.CONF, *overrides)
-        if composed is None or problems:
-            print("refused:", " ".join(overrides), *problems, sep="\n  ", flush=True)
+def composed(asked: list[list[str]]) -> tuple[list[tuple[list[str], record.Record]], list[str]]:
+    """(words and record of each job to run, a line for each that is refused). Hydra composes one at a time."""
+    ready, refused = [], []
+    for words in asked:
+        _, made, problems = compose.compose(paths.CONF, *words)
+        if made is None or problems:
+            refused.append(f"{' '.join(words)}: {' '.join(problems)}")
         else:
-            asked.append((overrides, composed))
-    with (
-        open(target / f"{name}.jsonl", "w") as lines,
-        tempfile.TemporaryDirectory() as scratch,
-        ThreadPoolExecutor(at_once) as pool,
-    ):
+            ready.append((words, made))
+    return ready, refused
 
-        def one(index: int) -> record.Record:
-            overrides, composed = asked[index]
-            folder = Path(scratch, str(index))
-            folder.mkdir()
-            start = time.monotonic()
-            outcome = supervise.run(launch.Job(composed, folder), lambda *_: None, fork_server)
-            text = f"{outcome.status:<8}{time.monotonic() - start:6.1f} s  {' '.join(overrides)}"
-            if outcome.status == "failed":
-                text += "\n" + (folder / run_folder.LOG_FILE).read_text()[-3000:]
-            print(text, flush=True)
-            lines.write(json.dumps(json.loads(record_file.to_json(outcome))) + "\n")
-            lines.flush()
-            return outcome
 
-        return list(pool.map(one, range(len(asked))))
+def run_all(
+    ready: list[tuple[list[str], record.Record]],
+    fork_server: fork_client.ForkServer,
+    lines: TextIO,
+    scratch: Path,
+    at_once: int = 1,
+) -> list[record.Record]:
+    """Run every job, `at_once` at a time. Each record is a line when its job ends. scratch: for the jobs' folders."""
+
+    def one(index: int) -> record.Record:
+        words, made = ready[index]
+        folder = scratch / str(index)
+        folder.mkdir()
+        start = time.monotonic()
+        outcome = supervise.run(launch.Job(made, folder), lambda *_: None, fork_server)
+        text = f"{outcome.status:<8}{time.monotonic() - start:6.1f} s  {' '.join(words)}"
+        if outcome.status == "failed":
+            text += "\n" + (folder / run_folder.LOG_FILE).read_text()[-3000:]
+        print(text, flush=True)
+        lines.write(json.dumps(json.loads(record_file.to_json(outcome))) + "\n")
+        lines.flush()
+        return outcome
+
+    if at_once == 1:  # in the main thread, which hears Ctrl-C
+        return [one(index) for index in range(len(ready))]
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(one, range(len(ready))))
 
 
 def _figure(value: float | None, unit: float | None = MIB, decimals: int = 0) -> str:
@@ -125,8 +137,8 @@ def table(records: list[record.Record], at_once: int = 1) -> str:
     rows = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     for outcome in records:
         speed, memory = outcome.speed, outcome.memory
-        changed = [word for word in outcome.overrides if not word.startswith("recipe=") and word not in JOB + SHORT]
-        cells = [outcome.recipe, f"`{' '.join(changed)}`" if changed else "", outcome.status]
+        words = [word for word in outcome.overrides if not word.startswith("recipe=")]
+        cells = [outcome.recipe, f"`{' '.join(words)}`", outcome.status]
         if outcome.status == "ok":
             figures = {
                 "samples/s": f"{speed.samples_per_second:.2f}",
@@ -144,22 +156,25 @@ def table(records: list[record.Record], at_once: int = 1) -> str:
     return "\n".join(rows)
 
 
-def page(gpu: host.Gpu, records: list[record.Record], at_once: int = 1) -> str:
-    """The table with a heading: the GPU, the versions of the libraries, what was run."""
-    shared = f" {at_once} jobs at once shared the GPU, so times are left out." if at_once > 1 else ""
+def page(gpu: host.Gpu, records: list[record.Record], refused: list[str], at_once: int = 1) -> str:
+    """The table with a heading: the GPU, the versions of the libraries, what was refused."""
+    shared = f" {at_once} jobs at once shared the GPU: what they change for each other, is left out." * (at_once > 1)
     versions = ", ".join(f"{name} {value}" for name, value in records[0].environment["versions"].items() if value)
+    listed = "".join(f"\n- {line}" for line in refused)
     return (
         f"# {gpu.name}: what CUDA counted, and what the ledger counted\n\n"
         f"Measured by `python scripts/gpu_checks.py` on {time.strftime('%Y-%m-%d')}, {gpu.memory_bytes / MIB:.0f} MiB, "
         f"compute capability {gpu.capability[0]}.{gpu.capability[1]}; {versions}.\n"
-        f"Each job: {' '.join(JOB)}, or what stands beside it.{shared}\n\n{table(records, at_once)}\n"
+        f"The records stand beside this page.{shared}\n\n{table(records, at_once)}\n"
+        + f"\nRefused, and not run:\n{listed}\n"
+        * bool(refused)
     )
 
 
 def run(target: Path, with_tests: bool, at_once: int = 1) -> int:
     """Run the tests that need a GPU and every job, and write gpu_<device>.md and .jsonl into `target`.
 
-    Returns the exit code: 1 when a test or a job fails, 2 without a GPU.
+    Returns the exit code: 1 when a test or a job fails or a job is refused, 2 without a GPU.
     """
     if not host.gpus():
         print("There is no GPU that torch could use here; nothing was run.", file=sys.stderr)
@@ -173,16 +188,22 @@ def run(target: Path, with_tests: bool, at_once: int = 1) -> int:
     name = "gpu_" + gpu.name.lower().replace("nvidia", "").strip().replace(" ", "_")
     fork_server = fork_client.ForkServer()
     try:
-        records = run_all(fork_server, target, name, at_once)
+        with open(target / f"{name}.jsonl", "w") as lines, tempfile.TemporaryDirectory() as scratch:
+            asked = jobs(Path(scratch))
+            if at_once > 1:
+                asked = [[*(word for word in job if not word.startswith("train.max_steps=")), SHORT] for job in asked]
+            ready, refused = composed(asked)
+            print(*(f"refused: {line}" for line in refused), sep="\n", flush=True)
+            records = run_all(ready, fork_server, lines, Path(scratch), at_once)
     finally:
         fork_server.close()
     if not records:
         print("Every job was refused; nothing was measured.", file=sys.stderr)
         return 1
-    text = page(gpu, records, at_once)
+    text = page(gpu, records, refused, at_once)
     (target / f"{name}.md").write_text(text)
     print(text)
-    return 1 if failed or any(outcome.status != "ok" for outcome in records) else 0
+    return 1 if failed or refused or any(outcome.status != "ok" for outcome in records) else 0
 
 
 def main() -> int:

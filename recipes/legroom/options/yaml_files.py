@@ -1,6 +1,5 @@
 """Checks of the YAML files in a folder of menus that is not ours, before Hydra loads them."""
 
-import contextlib
 import math
 from pathlib import Path
 
@@ -12,19 +11,23 @@ MOST_BYTES, MOST_VALUES = 2**24, 100_000
 
 
 def problems(folder: Path) -> list[str]:
-    """A line for each file whose aliases (`*name`) stand for more values than can be loaded.
+    """A line for each file that is nested too deep, or whose aliases (`*name`) stand for too many values to load.
 
     Hydra copies the values of an alias wherever it stands, so that nine lines can fill any memory. Files that cannot
     be read are left to Hydra, whose errors name the place.
     """
     found = []
     for path in sorted(folder.rglob("*.yaml")):
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
+        try:
             root = yaml.compose(regular_file.read(path, MOST_BYTES), Loader=yaml.SafeLoader)
-            if root is not None and _count(root, {}) > MOST_VALUES:
-                found.append(
-                    f"{path}: its aliases (*name) stand for more than {MOST_VALUES:,} values. Write fewer values."
-                )
+            values = _count(root, {}) if root is not None else 0
+        except RecursionError:
+            found.append(f"{path}: its values are nested too deep to be read. Write fewer levels.")
+            continue
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if values > MOST_VALUES:
+            found.append(f"{path}: its aliases (*name) stand for more than {MOST_VALUES:,} values. Write fewer values.")
     return found
 
 
