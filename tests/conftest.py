@@ -130,7 +130,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=why))
 
 
-# What small jobs need besides what all need, imported once: a fifth of such a job's time.
+# What small jobs need besides what all need, imported once: a fifth of such a job's time. Workers that import their
+# model themselves, as a user's do, are those of `fault` and of whole commands.
 PRELOADED = "from legroom.training import preload; preload.import_libraries(); " + "".join(
     f"import transformers.models.{family}.modeling_{family}; " for family in ("bert", "gpt2", "llama")
 )

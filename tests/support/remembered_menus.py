@@ -1,6 +1,6 @@
 """Hydra's composition in a fraction of its time: what it reads from conf/, and what it joins, is remembered.
 
-A third of the suite's seconds went into reading the same menus. The words of a command line are applied anew.
+A third of the suite's seconds went into reading the same menus. The values on a command line are applied anew.
 """
 
 import pickle

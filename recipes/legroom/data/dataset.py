@@ -207,7 +207,7 @@ def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | No
 def _check_batch(cfg: Config, data: Data) -> list[str]:
     """Warnings where a step is larger than the data. Raises Refusal if one batch is.
 
-    An estimate says it in its own words, and estimates a step on what there is.
+    An estimate says it in its own words, and estimates a step on what there is: `fit` gives many batches one data set.
     """
     at_once, count = cfg.batch.per_device * cfg.parallelism.replicas, len(data.train)
     if cfg.predicts:
