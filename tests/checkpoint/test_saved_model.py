@@ -159,6 +159,21 @@ def test_another_configuration_gives_other_logits(tied, tmp_path):
         reopened.check(tmp_path, trained, trained.state_dict(), "language_modelling", torch.tensor([1, 2]), False)
 
 
+@pytest.mark.parametrize("more_in", ["trained", "saved"])
+def test_a_weight_that_only_one_of_the_two_has_is_named(tied, monkeypatch, more_in):
+    model = transformers.LlamaForCausalLM.from_pretrained(tied)
+    weights = model.state_dict()
+    with monkeypatch.context() as patch:
+        if more_in == "trained":
+            weights["extra"] = torch.ones(1)
+        else:
+            opened = transformers.LlamaForCausalLM.from_pretrained(tied)
+            opened.register_buffer("extra", torch.ones(1))
+            patch.setattr(reopened, "_opened", lambda load: opened)
+        with pytest.raises(reopened.SavedWrong, match="another extra than"):
+            reopened.check(tied, model, weights, "language_modelling", None, False)
+
+
 def test_a_model_that_cannot_be_compared_here_is_no_failure(checked, monkeypatch):
     assert checked() is None
     monkeypatch.setattr(reopened, "_logits", lambda *_: torch.rand(3, 8))  # hashes drawn anew, as Reformer's

@@ -96,6 +96,12 @@ def test_source_is_python_from_the_library():
     assert torch.equal(rows.train[0]["labels"], rows.train[0]["input_ids"])
 
 
+def test_source_begins_at_the_beginning_and_ends_at_the_end(library, tmp_path):
+    library(tmp_path / "lib")
+    rows = ids_of(built("data=source", "model=gpt2_tiny", "data.samples=4").train)
+    assert rows[0] == [ord("b") + 1] * 32 and ord("t") + 1 in rows[-1], "a is held out"
+
+
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """library(folder): a standard library of twenty files, each of one letter, in a folder."""

@@ -156,6 +156,7 @@ def test_a_pair_in_bytes_is_joined_by_the_end_id(folder):
     for row, pair in zip(rows.train, PAIRS):
         assert row["input_ids"].tolist() == in_bytes(pair["sentence1"]) + [0] + in_bytes(pair["sentence2"])
         assert row["labels"].tolist() == pair["label"]
+    assert any("of a row, and not idx" in line for line in rows.warnings)
     batch = rows.collate([rows.train[0], rows.train[10]])  # the shorter is padded, to a multiple of 8
     assert batch["input_ids"].shape == (2, 48) and batch["labels"].tolist() == [0, 0]
     assert batch["attention_mask"].sum(1).tolist() == [len(rows.train[n]["input_ids"]) for n in (0, 10)]
@@ -228,6 +229,7 @@ def test_the_rows_of_wikitext_are_the_lines_of_one_text(folder, suffix):
     ids = [row["input_ids"].tolist() for row in rows.train]
     assert sum(ids, []) == whole and {len(i) for i in ids[:-1]} == {32}
     assert all(row["labels"].tolist() == i for row, i in zip(rows.train, ids))
+    assert rows.warnings == [], "an empty line of one long text takes nothing away"
     assert (
         sum((row["input_ids"].tolist() for row in rows.eval), [])
         == in_bytes("".join(line or blank for line in LINES[:6]))[: 4 * 32]

@@ -57,6 +57,13 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
     assert data.warnings == []
 
 
+def test_a_parquet_file_in_another_compression_is_refused_among_whole_ones(tmp_path):
+    for name in ("a.parquet", "b.parquet.gz"):
+        (tmp_path / name).write_bytes(b"PAR1")
+    (problem,) = compose(*small(*told(tmp_path))).problems
+    assert "a .parquet file is compressed inside; unpack it first" in problem
+
+
 def _writer(path):
     import bz2
     import lzma

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 
@@ -63,6 +64,11 @@ def test_the_hub_is_out_of_reach_where_nothing_listens_and_is_taken_to_be_there_
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         assert worker_environment._hub_answers()
     assert not worker_environment._hub_answers()
+    asked = []
+    with monkeypatch.context() as patch:
+        patch.delenv("HF_ENDPOINT")
+        patch.setattr(socket, "create_connection", lambda address, timeout: asked.append(address) or io.BytesIO())
+        assert worker_environment._hub_answers() and asked == [("huggingface.co", 443)]
     monkeypatch.setenv("HF_ENDPOINT", "no address")
     assert not worker_environment._hub_answers()
     monkeypatch.setenv("all_proxy", "http://127.0.0.1:1")

@@ -212,6 +212,17 @@ def test_a_machine_without_a_browser_says_what_to_open(tmp_path, monkeypatch, ca
     assert capsys.readouterr().out.partition("Written to there: page.html\n")[2] == said
 
 
+def test_a_sweep_is_called_by_its_model_and_what_differs(tmp_path):
+    def title(*records):
+        text = sweep_page.write(table(records), tmp_path, {})[0].read_text()
+        return text.partition("<title>")[2].partition("</title>")[0]
+
+    one, other, third = job("precision=bf16"), job("precision=fp32"), job("precision=fp32")
+    third.config["model"]["name"] = "another"
+    assert title(one, other).endswith(": 2 jobs over precision") and run_page.subject(one) in title(one, other)
+    assert title(one, third).startswith("2 jobs over ")
+
+
 def test_labels_of_a_sweep_cannot_become_code(tmp_path):
     records = [job("precision=bf16"), job("precision=fp32")]
     records[0].config["precision"]["name"] = HOSTILE

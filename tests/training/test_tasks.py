@@ -167,7 +167,9 @@ def test_one_label_that_some_rows_lack_is_enough(tmp_path, held_out):
     assert not any("|" in warning for warning in data.warnings)
 
 
-@pytest.mark.parametrize("labels,said", [([250e3, 310e3], "2.8e+05"), ([1e-4, 2e-4], "0.00015"), (NUMBERS, "")])
+@pytest.mark.parametrize(
+    "labels,said", [([250e3, 310e3], "2.8e+05"), ([1e-4, 2e-4], "0.00015"), (NUMBERS, ""), ([10.0, -10.0], "")]
+)
 def test_numbers_that_a_loss_hardly_suits_are_told_with_their_mean(tmp_path, labels, said):
     from test_data import built
 

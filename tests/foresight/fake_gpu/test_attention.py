@@ -181,5 +181,6 @@ def test_capabilities_of_equal_rules_choose_alike():
                     ]
         chosen.setdefault(attention.rules(capability), set()).add(tuple(kernels))
     assert len(chosen) == 5 and all(len(alike) == 1 for alike in chosen.values())
+    assert attention.rules(RTX5090) == attention.rules((12, 1)) != attention.rules(B200)
     known = {capability: attention.rules(capability)[-1] for capability in [T4, A100, H100, (12, 1), (12, 2)]}
     assert list(known.values()) == [False, True, True, True, False]

@@ -217,6 +217,13 @@ def test_words_that_contradict_each_other_are_refused(words, options, said, monk
     assert said in refused(*words.split(), **options)
 
 
+def test_what_fit_leaves_out_is_said_for_one_gpu_and_for_several():
+    assert "one GPU; fit.gpus=4" in space.not_searched(planned(keep=ALL_ELSE))
+    several = planned("parallelism=ddp", "parallelism.num_processes=2", keep=ALL_ELSE)
+    assert space.not_searched(several) == space.NOT_SEARCHED
+    assert several.pinned["parallelism"] == "parallelism=ddp parallelism.num_processes=2"
+
+
 @pytest.mark.slow
 def test_the_gpus_at_hand_are_counted(monkeypatch):
     gpus = tuple(host.Gpu(f"GPU-{index}", "NVIDIA GeForce RTX 4090", 24 * 2**30, (8, 9)) for index in range(2))
