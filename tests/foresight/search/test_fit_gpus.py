@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
-from legroom.foresight.search import plan, present, request, space
+from legroom.foresight.search import extrapolation, plan, present, request, space
 from legroom.machine import host
 from legroom.records import record_file
 
@@ -215,6 +215,13 @@ def test_what_is_typed_of_parallelism_is_kept():
 def test_words_that_contradict_each_other_are_refused(words, options, said, monkeypatch):
     monkeypatch.setattr(host, "gpus", lambda: ())
     assert said in refused(*words.split(), **options)
+
+
+def test_of_a_jobs_ranks_the_fullest_counts_and_the_slowest():
+    first = extrapolation.Extrapolation(*range(1, 15))
+    other = replace(first, pass_bytes=9.0, step_bytes=1.0, states_bytes=7.0, pass_device_seconds=1.0, idle=0.5)
+    of_job = replace(first, pass_bytes=9.0)
+    assert extrapolation._of_job([first, other]) == extrapolation._of_job([other, first]) == of_job
 
 
 def test_what_fit_leaves_out_is_said_for_one_gpu_and_for_several():
