@@ -213,6 +213,12 @@ def test_it_is_refused_in_words(words, said):
     assert problems and any(said in line for line in problems)
 
 
+@pytest.mark.parametrize("gpu, refused", [("v100_16gb", True), ("t4_16gb", False)])
+def test_8_bits_need_matrix_units_for_integers(gpu, refused):
+    problems = compose("recipe=estimate", f"gpu={gpu}", "adapter=qlora", "adapter.bits=8").problems
+    assert any("7.5 or newer; Tesla V100" in line for line in problems) == refused
+
+
 def test_without_bitsandbytes_the_command_says_what_to_install(monkeypatch):
     version = host.version
     monkeypatch.setattr(host, "version", lambda package: None if package == "bitsandbytes" else version(package))

@@ -94,6 +94,11 @@ def meta(*shape, dtype=torch.float32):
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
+def test_a_normalisation_has_its_rows_and_their_length_and_an_addition_has_no_shape():
+    assert classified(aten.native_layer_norm.default, meta(2, 3, 8), [8], meta(8), meta(8), 1e-5).shape == (6, 8)
+    assert classified(aten.add.Tensor, meta(2, 3, 8), meta(2, 3, 8)).shape == ()
+
+
 def test_a_product_has_its_flops_bytes_and_shape():
     found = classified(aten.mm.default, meta(4, 8, dtype=torch.bfloat16), meta(8, 16, dtype=torch.bfloat16))
     assert found == Operation("mm", MATMUL, "bf16", 2 * 4 * 8 * 16, 2 * (4 * 8 + 8 * 16 + 4 * 16), 1, (1, 4, 16, 8))
