@@ -53,6 +53,13 @@ def test_what_is_searched_kept_and_allowed_is_said(search):
     assert "Optim changes the numbers that are computed, as fit.allow asks for." in present.heading(several)
 
 
+def test_a_row_of_each_card_says_what_it_waits_for(search):
+    rows = [found(search, 200), found(search, 300)]
+    rows[0].record.speed.bound_by = "link"
+    heading, _, first, second, *_ = present.results_table([(search, row) for row in rows], ["a", "b"]).splitlines()
+    assert "bound by" in heading and first.rstrip().endswith(" link") and "None" not in second
+
+
 @pytest.mark.parametrize(
     "left, line",
     [
