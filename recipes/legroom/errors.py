@@ -11,7 +11,7 @@ def first_line(error: BaseException) -> str:
     """What an exception says, or its kind where it says nothing, or cannot."""
     try:
         said = str(error).strip()
-    except Exception:
+    except Exception:  # of a class of somebody else's, whose __str__ fails
         said = ""
     return (said or type(error).__name__).splitlines()[0]
 

@@ -4,6 +4,7 @@ The trackers of the menu are in the table `process.TRACKERS`. A further one is a
 YAML file in `conf/tracker/`.
 """
 
+import abc
 import os
 import re
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Result:
     exit_code: int
 
 
-class Run:
+class Run(abc.ABC):
     """A run at a tracker, made in the tracker's process, where alone the package is imported. What it raises becomes a
     warning of the job.
 
@@ -54,12 +55,13 @@ class Run:
     local = True
     step = 0
 
+    @abc.abstractmethod
     def __init__(self, job: Job, trouble: Callable[[str], None]):
         """Begin the run. trouble: takes a warning; each text is passed on once."""
 
+    @abc.abstractmethod
     def log(self, values: dict[str, float], step: int) -> None:
         """Log the figures of a step; figures that are not numbers are nan."""
-        raise NotImplementedError
 
     def finish(self, result: Result) -> None:
         """End the run, and wait until everything is stored. Here: the numbers of the summary become points at the last
