@@ -6,7 +6,6 @@ import pytest
 from conftest import compose
 
 from legroom import config
-from legroom.config.target import capability_of
 from legroom.machine import host, interpreter
 
 
@@ -43,7 +42,8 @@ def test_no_record_holds_it_and_a_worker_finds_it_again():
 def test_a_capability_that_is_none_is_refused_and_described():
     problems = compose("recipe=estimate", "gpu=l4_24gb", "gpu.capability=new").problems
     assert len(problems) == 1 and "gpu.capability=new" in problems[0]
-    assert capability_of("new") == (0, 0) and capability_of("9.0") == (9, 0)
+    assert config.Gpu(capability="new").compute_capability == (0, 0)
+    assert config.Gpu(capability="9.0", link="nvlink").kernel_rules == (9, 0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ refused: no typed key is ignored.
 The metadata of a field is described in `legroom.config.fields`.
 """
 
-from legroom.config.menus import Gpu
+from legroom.config.gpu import Gpu
 from legroom.config.tree import ESTIMATE_ONLY, GROUPS, Config, from_dict, identity_of, node_types, to_dict
 
 __all__ = ["ESTIMATE_ONLY", "GROUPS", "Config", "Gpu", "from_dict", "identity_of", "node_types", "to_dict"]

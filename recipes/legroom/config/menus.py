@@ -271,30 +271,3 @@ class Tracker(Menu):
     entity: str | None = UNSET
     mode: str | None = UNSET
     finish_seconds: float = at_least(1)
-
-
-@dataclass
-class Gpu(Menu):
-    """A GPU to predict for. Peaks are dense; one that the hardware lacks is null."""
-
-    chip: str = UNSET
-    device_name: str = UNSET
-    memory_bytes: int = at_least(1)
-    capability: str = key(pattern=r"\d+\.\d+", example="8.6")
-    fp32_tflops: float | None = at_least(0)
-    tf32_tflops: float | None = at_least(0)
-    fp16_tflops: float | None = at_least(0)
-    bf16_tflops: float | None = at_least(0)
-    bandwidth_gb_per_second: float = at_least(1)
-    sm_count: int = at_least(1)
-    link: str = one_of("nvlink", "pcie", "xgmi")
-    link_gb_per_second: float = at_least(1)
-    host_link_gb_per_second: float = at_least(0.1)
-    context_bytes: int = at_least(0)
-    context_from: str = one_of("measured", "assumed")
-    nccl_bytes: int = at_least(0)
-    nccl_from: str = one_of("measured", "published", "assumed")
-    host_factor: float = at_least(0.01)
-    machines: int = at_least(1)
-    machine_link_gb_per_second: float | None = at_least(0.01)
-    price_per_hour: float | None = at_least(0)

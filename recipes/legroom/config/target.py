@@ -13,12 +13,6 @@ class Gpu:
     capability: tuple[int, int]
 
 
-def capability_of(text: str) -> tuple[int, int]:
-    """A compute capability as in the menu, "8.6". (0, 0) for what is none, which is refused: a record describes it."""
-    major, _, minor = str(text).partition(".")
-    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
-
-
 @dataclass(frozen=True)
 class Target:
     """device: 'cuda' or 'cpu'. gpu: the installed one, or the one that an estimate predicts; None on a CPU, and where

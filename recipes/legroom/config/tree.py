@@ -13,6 +13,7 @@ from typing import Any
 
 from legroom.config import menus
 from legroom.config.fields import IDENTITY, LABEL, MISSING, RUN, UNSET, Menu, key, one_of, section
+from legroom.config.gpu import Gpu
 from legroom.config.sections import Batch, Estimate, Eval, Launch, Measure, Save, Train
 from legroom.config.target import HasTarget
 
@@ -33,7 +34,7 @@ class Config(HasTarget):
     kernels: menus.Kernels = section(menus.Kernels)
     parallelism: menus.Parallelism = section(menus.Parallelism, identity=(RUN, LABEL))
     tracker: menus.Tracker = section(menus.Tracker, identity=())
-    gpu: menus.Gpu = section(menus.Gpu)
+    gpu: Gpu = section(Gpu)
     batch: Batch = section(Batch, identity=(RUN, LABEL))
     train: Train = section(Train)
     eval: Eval = section(Eval, identity=(RUN, LABEL))

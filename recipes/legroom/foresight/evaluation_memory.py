@@ -30,15 +30,16 @@ def requests(
         return None
     loop: Any = training.loop  # of the raw recipe
     data = training.data
+    longest = data_loader.longest(data, data.eval, BATCHES * cfg.eval.batch * data.ranks)
+    loader = data_loader.batch_loader(data, longest, training.args, cfg.eval.batch, shuffle=False)
+    largest = data_loader.largest_step(data, training.args)
+    step = next(accelerate_loop.chunks(largest, BATCHES))
     trace = OpTrace(fake, loop.bare_model, optimizer)
-    step = next(accelerate_loop.chunks(data_loader.largest_step(data, training.args), BATCHES))
     with trace:
         figures = loop.step(step)
     del figures
     ends = [len(trace.log.events)]
-    longest = data_loader.longest(data, data.eval, BATCHES * cfg.eval.batch * data.ranks)
     with trace, evaluate.evaluating(cfg, loop) as forward:
-        loader = data_loader.batch_loader(data, longest, training.args, cfg.eval.batch, shuffle=False)
         figures = evaluate.totals(forward, loader, data.task, loop.accelerator.device)
     del figures
     ends.append(len(trace.log.events))

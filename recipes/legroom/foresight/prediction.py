@@ -6,9 +6,9 @@ import statistics
 
 from legroom import units
 from legroom.config import Config, Gpu
-from legroom.foresight import evaluation_memory, simulation
+from legroom.foresight import evaluation_memory
 from legroom.foresight.memory import allocator
-from legroom.foresight.memory.settings import UNLIMITED
+from legroom.foresight.memory.settings import UNLIMITED, limits_of
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import calibrated, links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
@@ -79,7 +79,8 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
 
 
 def _demand_within(cfg: Config, events: list[tuple[int, int]], capacity_bytes: int) -> allocator.Demand:
-    return simulation.allocator_demand(events, capacity_bytes, cfg.gpu.memory_bytes)[0]
+    limits = limits_of(capacity_bytes, cfg.gpu.memory_bytes)
+    return allocator.replay(events, limits.capacity_bytes, limits.settings)
 
 
 def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand: allocator.Demand) -> None:
@@ -235,7 +236,7 @@ def notes(cfg: Config) -> list[str]:
     if cfg.target.gpu is None:
         return []
     lines, machines = [], cfg.gpu.machines or 1
-    if simulation.is_amd(cfg.gpu):
+    if cfg.gpu.is_amd:
         lines.append(
             f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are assumed to be CUDA's on an "
             "A100; ROCm's own rules are not known to the estimate."

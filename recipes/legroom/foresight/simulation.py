@@ -5,9 +5,7 @@ micro-batches of an accumulation two are enough: one that allocates the gradient
 ranks three are run, because only the last one sends the gradients.
 """
 
-import contextlib
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,8 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from legroom.config import Config, Gpu
-from legroom.config.target import capability_of
+from legroom.config import Config
 from legroom.data import collate, data_loader
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
@@ -26,19 +23,18 @@ from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.fake_gpu.replicas import Replicas
 from legroom.foresight.memory import allocator
-from legroom.foresight.memory.settings import UNLIMITED, Settings, settings_from
+from legroom.foresight.memory.settings import UNLIMITED, limits_of
 from legroom.foresight.speed import links
 from legroom.foresight.speed.operations import Tally
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.levers.parallelism import pipeline_rules
-from legroom.models import architectures, quantized
+from legroom.models import quantized
 from legroom.parallelism import fsdp, pipeline
 from legroom.ranks import collectives
 from legroom.records.record import Model
 from legroom.training import setup
 
 MICRO_BATCHES = 2
-AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
 AS_WRITTEN = "compile=true is estimated as the step is written: a compiled step usually needs less memory and time."
 # Where a compiled backward pass computes again is up to Inductor's order of kernels, which is not modelled: four steps
 # on a CPU took 3 to 30 % more than as written (docs/results/estimates.md, Compiled steps).
@@ -81,16 +77,6 @@ class SimulatedStep:
     def beside_frozen(self) -> bool:
         """Whether most weights are not trained."""
         return 2 * (self.model.trained_parameters or self.parameter_count) < self.parameter_count
-
-
-def is_amd(gpu: Gpu) -> bool:
-    """Compute capabilities are NVIDIA's, and say nothing about it."""
-    return gpu.link == "xgmi"
-
-
-def rules_of(gpu: Gpu) -> tuple[int, int]:
-    """The compute capability by whose rules a GPU's kernels are chosen; AMD's have none."""
-    return AS_AMPERE if is_amd(gpu) else capability_of(gpu.capability)
 
 
 def simulate_step(
@@ -138,28 +124,27 @@ def _simulate(
 ) -> SimulatedStep:
     """`simulate_step` of one rank of a configuration that is not compiled."""
     gpu = cfg.gpu if cfg.target.gpu else None
-    fake = FakeDevice(rules_of(gpu) if gpu else None)
-    with contextlib.ExitStack() as contexts:
-        contexts.enter_context(fake)
-        eight_bit, quantised = cfg.optim.facts.package == "bitsandbytes", bool(cfg.adapter.bits)
-        contexts.enter_context(library_patches.libraries_on(fake, quantised, cfg.model.attention, eight_bit))
-        contexts.enter_context(library_patches.rank_of(cfg, fake, rank))
+    fake = FakeDevice(gpu.kernel_rules if gpu else None)
+    with fake, library_patches.libraries_on(fake, cfg), library_patches.rank_of(cfg, fake, rank):
         make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
-        steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
-        parameter_count, described = quantized.count(model), architectures.describe(cfg, model)
+        parameter_count = quantized.count(model)
         training.warnings.extend(_played_mode(cfg, loop))
+        largest = data_loader.largest_step(rows, args)
+        steps = min(args.gradient_accumulation_steps, len(largest))
         trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
         even, split = rows.collate is collate.stack, pipeline.of(model)  # whose micro-batches are under way together
         enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if even and split is None else steps
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
-        tokens, held = _two_steps(training, trace, enough, steps - enough if even else 0)
+        held = _input_tensors(largest, steps - enough if even else 0)
+        tokens = _two_steps(training, trace, enough, held)
         events = trace.allocator_events(REPEATS) if gpu is not None and capacity_bytes else []
         del held
+        tally = _tally_of_mode(cfg, loop, trace.step_tally(steps if split is None else len(trace.passes)), steps)
         first_steps = drawn = evaluated = None
         if gpu is not None and draw_lengths and not even:
-            settings = _allocator(capacity_bytes, gpu.memory_bytes)[1]
+            settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
             first_steps, drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps, events, settings)
         if gpu is not None and draw_lengths:
             evaluated = evaluation_memory.requests(cfg, training, fake, trace.ledger.optimizer)
@@ -175,8 +160,8 @@ def _simulate(
         model_flops=None if trace.ledger.model_flops is None else round(trace.ledger.model_flops * scale),
         events=events,
         paged_bytes=trace.paged_bytes,
-        tally=_tally_of_mode(cfg, loop, trace.step_tally(steps if split is None else len(trace.passes)), steps),
-        model=described,
+        tally=tally,
+        model=training.description,
         warnings=training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps),
         trace=trace,
         first_steps=first_steps,
@@ -200,16 +185,11 @@ def _tally_of_mode(cfg: Config, loop: setup.Loop, tally: Tally, micro_batches: i
     """The operations of a step with those that such a mode adds, and how they go with what ranks send."""
     if isinstance(loop.model, Replicas):
         loop.model.add_transfers(tally, micro_batches)
-    tally.waits, tally.idle = cfg.parallelism.waits, _idle(cfg)
+    share = pipeline_rules.idle_share(cfg)  # of the time in which a rank could compute
+    tally.waits, tally.idle = cfg.parallelism.waits, share / (1 - share)  # the latter beside its own passes
     sent_and_awaited = any(links.is_awaited(operation) for operation, _ in tally.operations())
     tally.shares_experts = sent_and_awaited and not cfg.parallelism.context  # which sends the heads of rows instead
     return tally
-
-
-def _idle(cfg: Config) -> float:
-    """For how long a rank of a pipeline waits for others, as a share of its own passes."""
-    share = pipeline_rules.idle_share(cfg)
-    return share / (1 - share)
 
 
 def _too_few(samples: int, asked: int) -> list[str]:
@@ -224,25 +204,23 @@ def _too_few(samples: int, asked: int) -> list[str]:
 
 def within(simulated: SimulatedStep, capacity_bytes: int, gpu_bytes: int) -> SimulatedStep:
     """A simulated step with what it asks of the allocator of a GPU. capacity_bytes: see `simulate_step`."""
-    demand, unknown = allocator_demand(simulated.events, capacity_bytes, gpu_bytes)
-    lengths = simulated.drawn and uneven_lengths.replay(simulated.drawn, *_allocator(capacity_bytes, gpu_bytes)[:2])
-    return replace(simulated, demand=demand, lengths=lengths, unknown_settings=unknown)
+    limits = limits_of(capacity_bytes, gpu_bytes)
+    demand = allocator.replay(simulated.events, limits.capacity_bytes, limits.settings)
+    lengths = simulated.drawn and uneven_lengths.replay(simulated.drawn, limits.capacity_bytes, limits.settings)
+    return replace(simulated, demand=demand, lengths=lengths, unknown_settings=limits.warnings)
 
 
-def _two_steps(training: setup.Training, trace: OpTrace, enough: int, absent: int) -> tuple[int, list]:
-    """Run two optimizer steps on the longest rows. enough: micro-batches of the second. absent: those that are not run.
-
-    Returns the tokens of the second, and the inputs of the others, which stay on the device while they are kept.
-    """
-    args, loop, tokens = training.args, training.loop, 0
-    held = _input_tensors(data_loader.largest_step(training.data, args), absent)
+def _two_steps(training: setup.Training, trace: OpTrace, enough: int, held: list[torch.Tensor]) -> int:
+    """Run two optimizer steps on the longest rows. enough: micro-batches of the second. held: the inputs of those that
+    are not run, which stay on the device. Returns the tokens of the second."""
+    loop, tokens = training.loop, 0
     for tensor in held:
         trace.hold(tensor)
     for micro_batches in (1, enough):
-        args.gradient_accumulation_steps = micro_batches
+        training.args.gradient_accumulation_steps = micro_batches
         tokens = loop.one_more_step(trace)
         library_patches.rebuild_buckets(loop.model)
-    return tokens, held
+    return tokens
 
 
 def _fake_model(fake: FakeDevice, cfg: Config, build_model: setup.BuildModel) -> PreTrainedModel:
@@ -263,22 +241,3 @@ def _input_tensors(loader: Any, count: int) -> list[torch.Tensor]:
         return []
     first = next(iter(loader))
     return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
-
-
-def allocator_demand(
-    events: list[tuple[int, int]], capacity_bytes: int, gpu_bytes: int
-) -> tuple[allocator.Demand, list[str]]:
-    """(what requests ask of CUDA's caching allocator; settings of it that are not modelled, as warnings)."""
-    capacity, settings, unknown = _allocator(capacity_bytes, gpu_bytes)
-    return allocator.replay(events, capacity, settings), unknown
-
-
-def _allocator(capacity_bytes: int, gpu_bytes: int) -> tuple[int, Settings, list[str]]:
-    """(capacity, settings, warnings of settings that are not modelled), as PYTORCH_ALLOC_CONF has them."""
-    settings, unknown = settings_from(
-        os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    )
-    if settings.memory_fraction < 1:  # setMemoryFraction: of the device's memory, before the context
-        capacity_bytes = min(capacity_bytes, int(settings.memory_fraction * gpu_bytes))
-    warnings = [f"PYTORCH_ALLOC_CONF has {setting}, which the estimate does not model." for setting in unknown]
-    return capacity_bytes, settings, warnings

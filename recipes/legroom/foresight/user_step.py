@@ -18,6 +18,7 @@ from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.memory import allocator
+from legroom.foresight.memory.settings import limits_of
 from legroom.third_party import torch_private
 from legroom.third_party.patching import patched
 
@@ -48,7 +49,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     make: returns (modules, optimizers, inputs) on the current device; None: `given` has them, and is copied without its
     data. capacity_bytes: what the GPU has for torch's allocator. Raises Refusal for what cannot be followed.
     """
-    fake = FakeDevice(simulation.rules_of(gpu))
+    fake = FakeDevice(gpu.kernel_rules)
 
     def compiled() -> None:
         fake.warnings[AS_WRITTEN] = None
@@ -109,11 +110,11 @@ def explained() -> Iterator[None]:
 
 def seen_in(trace: OpTrace, gpu: Gpu, capacity_bytes: int, warnings: list[str]) -> SimulatedUserStep:
     """What a trace asks of the allocator of a GPU, with all that has to be said of it."""
-    demand, unknown = simulation.allocator_demand(
-        trace.allocator_events(simulation.REPEATS), capacity_bytes, gpu.memory_bytes
-    )
+    limits = limits_of(capacity_bytes, gpu.memory_bytes)
+    events = trace.allocator_events(simulation.REPEATS)
+    demand = allocator.replay(events, limits.capacity_bytes, limits.settings)
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in trace.model.modules())
-    return SimulatedUserStep(trace, demand, [*warnings, *unknown, *[RECURRENT] * recurrent])
+    return SimulatedUserStep(trace, demand, [*warnings, *limits.warnings, *[RECURRENT] * recurrent])
 
 
 def _unknown(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from legroom.jobs import launch
 from legroom.machine import host, worker_environment
 from legroom.measure import device_memory, memory_breakdown
 from legroom.measure.step_log import StepLog
-from legroom.models import architectures, host_memory, quantized
+from legroom.models import host_memory, quantized
 from legroom.parallelism import accelerate_plugins, unwrap
 from legroom.ranks import collectives, failure_store
 from legroom.ranks.rank_info import RankInfo
@@ -119,7 +119,7 @@ class TrainingRun:
         self.progress.enter("load", f"building {self.cfg.model.pretrained or self.cfg.model.name}")
         make_model = functools.partial(_measured_model, self.record.memory)
         self.training = setup.build(self.cfg, str(self.folder), make_model=make_model)
-        self.record.model = architectures.describe(self.cfg, self.training.model)
+        self.record.model = self.training.description
         self.loop = self.training.loop
         key = "every_steps" if self.cfg.eval.every_steps else "generate"
         if (asked := getattr(self.cfg.eval, key)) and self.training.data.eval is None:

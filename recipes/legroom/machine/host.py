@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from legroom.config import Config, from_dict
-from legroom.config.target import Gpu, Target, capability_of
+from legroom.config.target import Gpu, Target
 from legroom.machine import cgroups, nvml
 
 
@@ -59,7 +59,7 @@ def target(cfg: Config) -> Target:
         gpu = cfg.gpu
         if gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
             return Target("cuda", None)
-        return Target("cuda", Gpu("", gpu.device_name, gpu.memory_bytes, capability_of(gpu.capability)))
+        return Target("cuda", Gpu("", gpu.device_name, gpu.memory_bytes, gpu.compute_capability))
     return Target(device, gpus()[0] if device != "cpu" and gpus() else None)
 
 

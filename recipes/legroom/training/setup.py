@@ -17,6 +17,7 @@ from legroom.levers.parallelism.apply import model_on_device
 from legroom.models import architectures, behaviour, builder, head, shifted_loss
 from legroom.options import hooks, task, train
 from legroom.options.training_arguments import training_arguments
+from legroom.records import record
 from legroom.third_party import accelerate_private
 from legroom.training import accelerate_loop, trainer
 
@@ -42,12 +43,13 @@ class Ingredients:
 @dataclass
 class Training:
     """A training that is ready to run. model: the model itself, without the wrappers that the loop adds.
-    warnings: what the data and the model assumed, left out or made anew."""
+    description: of the model, for the record. warnings: what the data and the model assumed, left out or made anew."""
 
     args: TrainingArguments
     data: Data
     model: PreTrainedModel
     loop: Loop
+    description: record.Model
     warnings: list[str]
 
 
@@ -67,8 +69,8 @@ def prepare(
     architecture = builder.configuration(cfg)
     asked = task.task_of(cfg, architecture)
     levers = hooks.behaviours(cfg)
-    name, said = architectures.check(cfg, architecture, asked)
     labels = head.pretrained_labels(cfg, architecture, asked)
+    name, said = architectures.check(cfg, architecture, asked)
     treats, differs = behaviour.check(cfg, name, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
@@ -116,6 +118,7 @@ def build(
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
     for lever in ingredients.levers:
         lever.after_prepare(loop)
+    description = architectures.describe(cfg, model)
     warnings = ingredients.warnings + train.warmup_warnings(cfg, loop.total_steps)
     warnings += [line for lever in ingredients.levers for line in lever.warnings(model)]
-    return Training(ingredients.args, ingredients.data, model, loop, warnings)
+    return Training(ingredients.args, ingredients.data, model, loop, description, warnings)

@@ -68,24 +68,20 @@ class FakeAccelerator(accelerate.Accelerator):
 
 
 @contextlib.contextmanager
-def libraries_on(
-    fake: FakeDevice, quantised: bool = False, attention_name: str = "", eight_bit: bool = True
-) -> Iterator[None]:
-    """Inside, `accelerate.Accelerator` uses the fake device, and bitsandbytes makes paged states without CUDA.
-
-    quantised: the model has weights that bitsandbytes quantises. attention_name: model.attention; the package of
-    a flash attention need not be installed. eight_bit: the optimizer may be one of bitsandbytes, whose import takes
-    longer than many a simulation."""
+def libraries_on(fake: FakeDevice, cfg: Config | None = None) -> Iterator[None]:
+    """Inside, `accelerate.Accelerator` uses the fake device, bitsandbytes makes paged states without CUDA, and the
+    package of a flash attention need not be installed. cfg: None for a script, which may use any of it."""
     with contextlib.ExitStack() as patches:
-        eight_bit = eight_bit and fake.capability is not None and host.has("bitsandbytes")
-        if quantised or eight_bit:
+        may_be_used = cfg is None or cfg.optim.facts.package == "bitsandbytes"  # its import takes long
+        eight_bit = may_be_used and fake.capability is not None and host.has("bitsandbytes")
+        if eight_bit or (cfg is not None and cfg.adapter.bits):
             from legroom.third_party import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
             if eight_bit:
                 patches.enter_context(bitsandbytes_private.replaced_paged_memory(_paged_state))
-        if attention_name in FLASH:
-            kernels = transformers_models_private.replaced_attention(attention_name, attention.of_package)
+        if cfg is not None and cfg.model.attention in FLASH:
+            kernels = transformers_models_private.replaced_attention(cfg.model.attention, attention.of_package)
             patches.enter_context(kernels)
         if fake.capability is not None:
             accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})

@@ -3,6 +3,7 @@
 Those are of torch 2.13, c10/core/AllocatorConfig.h.
 """
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -50,3 +51,22 @@ def settings_from(text: str) -> tuple[Settings, list[str]]:
         elif not word.startswith(harmless):
             unknown.append(word)
     return Settings(**found), unknown
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the allocator of a process has. warnings: of settings that are not modelled."""
+
+    capacity_bytes: int
+    settings: Settings
+    warnings: list[str]
+
+
+def limits_of(capacity_bytes: int, gpu_bytes: int) -> Limits:
+    """The limits by PYTORCH_ALLOC_CONF. capacity_bytes: what the GPU has for the allocator; gpu_bytes: the whole."""
+    text = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    settings, unknown = settings_from(text)
+    if settings.memory_fraction < 1:  # setMemoryFraction: of the device's memory, before the context
+        capacity_bytes = min(capacity_bytes, int(settings.memory_fraction * gpu_bytes))
+    warnings = [f"PYTORCH_ALLOC_CONF has {setting}, which the estimate does not model." for setting in unknown]
+    return Limits(capacity_bytes, settings, warnings)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from legroom.config import Gpu
-from legroom.foresight import prediction, simulation, step_estimate, user_step
+from legroom.foresight import prediction, step_estimate, user_step
 from legroom.foresight.programs import longest_rows, played_cuda, played_device, played_levers, played_ranks
 from legroom.foresight.programs.longest_rows import LongestRows
 from legroom.foresight.programs.played_code import Decisions
@@ -31,7 +31,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
     """
     gpus: dict[str, Gpu] = options["gpus"]
     gpu = next(iter(gpus.values()))
-    fake = played_device.PlayedDevice(simulation.rules_of(gpu))
+    fake = played_device.PlayedDevice(gpu.kernel_rules)
     followed = ProgramTrace(fake)
     ranks = options["ranks"]
     others = prediction.context(gpu)[0] + gpu.nccl_bytes * (ranks > 1)

@@ -6,7 +6,6 @@ out experts have more.
 """
 
 from legroom.config import Gpu
-from legroom.config.target import capability_of
 from legroom.foresight.speed import calibrated
 from legroom.foresight.speed.efficiencies import Efficiencies
 
@@ -29,7 +28,7 @@ def device(gpu: Gpu, reached: Efficiencies, error: float, beside_frozen: bool) -
     of the model are not trained."""
     if reached.source == calibrated.HERE:
         return 1 - error, 1 + error
-    error = max(error, OLDER_GPUS) if capability_of(gpu.capability) < AMPERE else error
+    error = max(error, OLDER_GPUS) if gpu.compute_capability < AMPERE else error
     if not beside_frozen:
         return 1 - error, 1 + error
     low = 1 - error / 2
@@ -41,4 +40,4 @@ def host(gpu: Gpu, reached: Efficiencies, error: float) -> tuple[float, float]:
     uncertain as the device (assumed)."""
     if gpu.host_factor not in (None, 1.0) or reached.source == calibrated.HERE:
         return 1 - error, 1 + error
-    return HOSTS if capability_of(gpu.capability) >= HOPPER else OLDER_HOSTS
+    return HOSTS if gpu.compute_capability >= HOPPER else OLDER_HOSTS

@@ -1,0 +1,50 @@
+"""The schema of the menu gpu, and what its keys say of a card."""
+
+from dataclasses import dataclass
+
+from legroom.config.fields import UNSET, Menu, at_least, key, one_of
+
+AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
+
+
+@dataclass
+class Gpu(Menu):
+    """A GPU to predict for. Peaks are dense; one that the hardware lacks is null."""
+
+    chip: str = UNSET
+    device_name: str = UNSET
+    memory_bytes: int = at_least(1)
+    capability: str = key(pattern=r"\d+\.\d+", example="8.6")
+    fp32_tflops: float | None = at_least(0)
+    tf32_tflops: float | None = at_least(0)
+    fp16_tflops: float | None = at_least(0)
+    bf16_tflops: float | None = at_least(0)
+    bandwidth_gb_per_second: float = at_least(1)
+    sm_count: int = at_least(1)
+    link: str = one_of("nvlink", "pcie", "xgmi")
+    link_gb_per_second: float = at_least(1)
+    host_link_gb_per_second: float = at_least(0.1)
+    context_bytes: int = at_least(0)
+    context_from: str = one_of("measured", "assumed")
+    nccl_bytes: int = at_least(0)
+    nccl_from: str = one_of("measured", "published", "assumed")
+    host_factor: float = at_least(0.01)
+    machines: int = at_least(1)
+    machine_link_gb_per_second: float | None = at_least(0.01)
+    price_per_hour: float | None = at_least(0)
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """(major, minor). (0, 0) for what is none, which is refused: a record describes it."""
+        major, _, minor = str(self.capability).partition(".")
+        return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+
+    @property
+    def is_amd(self) -> bool:
+        """Compute capabilities are NVIDIA's, and say nothing about it."""
+        return self.link == "xgmi"
+
+    @property
+    def kernel_rules(self) -> tuple[int, int]:
+        """The compute capability by whose rules kernels are chosen; AMD's cards have none."""
+        return AS_AMPERE if self.is_amd else self.compute_capability
