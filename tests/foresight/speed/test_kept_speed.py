@@ -167,6 +167,7 @@ def tally(*operations: tuple[str, Operation, int], **more: Any) -> Tally:
 
 
 PRODUCT, ADD = product("fp16", 1, 2048, 2048, 2048), Operation("add", ELEMENTWISE, "fp32", 0, 10**8, 1, (), 10**7)
+THIN = Operation("_grouped_mm", MATMUL, "bf16", 10**6, 3 * L2)  # its bytes take longer than its arithmetic
 COPIED = Operation("_to_copy", HOST_COPY, bytes=10**7)
 SENT = Operation("allreduce_", COLLECTIVE, bytes=10**8)
 AWAITED = Operation("alltoall_base_", COLLECTIVE, bytes=10**8)
@@ -177,7 +178,7 @@ STEPS: dict[str, tuple[Tally, dict[str, Any]]] = {
     "in autocast": (tally(*COMPUTED), {"precision": "fp16"}),
     "beside frozen weights": (tally(*COMPUTED), {"beside_frozen": True}),
     "of many calls": (tally(*COMPUTED, ("backward", Operation("mul", ELEMENTWISE, bytes=10), 2000)), {}),
-    "half arithmetic": (tally(("forward", PRODUCT, 3), ("forward", ADD, 4)), {}),
+    "half arithmetic": (tally(("forward", PRODUCT, 3), ("forward", ADD, 4), ("forward", THIN, 9)), {}),
     "with ranks": (tally(*COMPUTED, ("backward", SENT, 7)), {"num_processes": 4}),
     "with ranks that wait": (tally(*COMPUTED, ("backward", SENT, 7), waits=True), {"num_processes": 4}),
     "with many ranks": (tally(*COMPUTED, ("backward", SENT, 1)), {"num_processes": 9}),
