@@ -271,7 +271,7 @@ def test_an_evaluation_that_needs_more_than_a_step_decides(data_regression):
 def test_the_ranks_of_a_pipeline_that_are_simulated():
     cfg, found = config(), []
     for stages in (None, 1, 2, 3, 4):
-        cfg.parallelism.stages = stages
+        setattr(cfg.parallelism, "stages", stages)  # noqa: B010  # None: no pipeline
         found.append(fullest_rank.simulated_ranks(cfg))
     assert found == [[0], [0], [0, 1], [0, 1, 2], [0, 1, 3]]
 
