@@ -34,13 +34,13 @@ RANKS, LIMIT = "parallelism.num_processes=", "launch.memory_limit_gib="
 # Name -> (words, what each variant adds to them). Variants share a simulation where their GPUs have the same rules.
 CONFIGURATIONS = {
     "plain": (
-        "model=bert_tiny",
+        "model=bert_tiny model.layers=1",
         "gpu=rtx4090_24gb",
         "gpu=gtx1080ti_11gb",
         "gpu=v100_16gb gpu.host_factor=0.1",
         "gpu=mi300x_192gb",
-        f"gpu=l4_24gb {LIMIT}0.149",
-        f"gpu=rtx5090_32gb {LIMIT}0.1",
+        f"gpu=l4_24gb {LIMIT}0.134",
+        f"gpu=rtx4090_24gb {LIMIT}0.1",
     ),
     "odd_sizes": (
         "model=gpt2_tiny model.layers=1 model.vocab=50257 model.width=200 model.heads=4 model.feed_forward=801 "
@@ -58,12 +58,12 @@ CONFIGURATIONS = {
         f"gpu=rtx4090_24gb {LIMIT}0.05",
         "gpu=rtx4090_24gb",
     ),
-    "adapter": ("model=llama_tiny precision=bf16_pure adapter=lora accumulation=x4", "gpu=a100_80gb"),
+    "adapter": ("model=llama_tiny model.layers=1 precision=bf16_pure adapter=lora accumulation=x4", "gpu=a100_80gb"),
     "ddp": (f"model=bert_tiny model.layers=1 parallelism=ddp {RANKS}16", "gpu=a100_80gb", "gpu=rtx4090_24gb"),
     "machines": (
         f"model=llama_tiny model.layers=1 parallelism=fsdp {RANKS}16 precision=bf16 accumulation=x2",
         "gpu=a100_80gb gpu.machines=2 gpu.machine_link_gb_per_second=5 gpu.host_factor=0.2",
-        "gpu=h100_80gb gpu.machines=2 gpu.machine_link_gb_per_second=200",
+        "gpu=a100_80gb gpu.machines=2 gpu.machine_link_gb_per_second=200",
     ),
     "offloaded": (
         f"model=llama_tiny model.layers=1 parallelism=fsdp {RANKS}2 parallelism.cpu_offload=true",

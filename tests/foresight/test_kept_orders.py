@@ -34,7 +34,7 @@ def test_orders_begin_with_the_first_step_and_have_each_step_three_times(data_re
 
 
 def test_what_orders_need_and_lack(data_regression):
-    """Batches of six lengths in three orders: reserved without a limit, with one, and what the longest's memory lacks."""
+    """Batches of six lengths in three orders: reserved without a limit and with one, and what the longest's lacks."""
     chance, found = random.Random(3), {}
     for settings in (Settings(), Settings(expandable_segments=True, memory_fraction=0.5)):
         orders = []
@@ -140,7 +140,7 @@ def sized(vocab: int, width: int, feed_forward: int, others: int = 0) -> Tally:
 def test_sizes_are_named_where_the_next_multiple_is_faster(file_regression):
     cfg = copy.deepcopy(compose("recipe=estimate", "model=gpt2", "gpu=a100_40gb", "precision=bf16").cfg)
     lines = []
-    for vocab, width, feed_forward, more in (
+    cases: list[tuple[int, int, int, dict[str, Any]]] = [
         (50257, 768, 3072, {}),
         (50304, 768, 3072, {}),
         (50304, 756, 3072, {"heads": 12}),  # the next one that 12 and 64 divide
@@ -151,7 +151,8 @@ def test_sizes_are_named_where_the_next_multiple_is_faster(file_regression):
         (50257, 768, 3072, {"pretrained": "gpt2"}),
         (50257, 768, 3072, {"seq_len": 50257}),  # it may be the rows of the batch
         (50257, 768, 3072, {"per_device": 50257 // 29, "seq_len": 29}),
-    ):
+    ]
+    for vocab, width, feed_forward, more in cases:
         own = copy.deepcopy(cfg)
         own.model = replace(own.model, vocab=vocab, width=width, feed_forward=feed_forward)
         own.model.heads, own.model.pretrained = more.get("heads", 12), more.get("pretrained")
