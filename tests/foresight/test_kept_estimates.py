@@ -38,7 +38,6 @@ CONFIGURATIONS = {
         "gpu=rtx4090_24gb",
         "gpu=gtx1080ti_11gb",
         "gpu=v100_16gb gpu.host_factor=0.1",
-        "gpu=mi300x_192gb",
         f"gpu=l4_24gb {LIMIT}0.134",
         f"gpu=rtx4090_24gb {LIMIT}0.1",
     ),
