@@ -94,10 +94,10 @@ class Adviser:
         also = [text for text in (*strong.values(), IN_BACKWARD) if text in tried and text not in typed]
         kept = [f"{key}={getattr(self.cfg, key).name}" for key in ("checkpointing", "loss")]
         small = {text.partition("=")[0]: text for text in (*kept, *also, *typed)}
-        if optim.CLIPPING in small or not self.cfg.train.max_grad_norm:
-            ways = [small, small | {optim.IN_BACKWARD: IN_BACKWARD}]
-        else:
-            ways = [{key: text for key, text in small.items() if key != optim.IN_BACKWARD}]
+        without = {key: text for key, text in small.items() if key != optim.IN_BACKWARD}
+        ways = [small] if optim.CLIPPING in small else [without]
+        if not self.cfg.train.max_grad_norm:
+            ways.append(small | {optim.IN_BACKWARD: IN_BACKWARD})
         answers = []
         for way in ways:
             share = self._effective(count) // (count if count != self.here else self.cfg.parallelism.replicas or 1)
