@@ -322,7 +322,12 @@ def test_a_batch_is_typed_as_it_was(made, typed, before, after, said):
         ([], ["checkpointing=none", "loss=standard", "batch.per_device=2"], {}, ()),
         ([], ["checkpointing=full", "loss=standard"], {}, ("checkpointing=full",)),
         (["checkpointing=full"], ["checkpointing=full"], {}, ()),
-        (["checkpointing.every_n_layers=2"], [], {"checkpointing__every_n_layers": 3}, ("checkpointing.every_n_layers=3",)),
+        (
+            ["checkpointing.every_n_layers=2"],
+            [],
+            {"checkpointing__every_n_layers": 3},
+            ("checkpointing.every_n_layers=3",),
+        ),
         (["checkpointing.every_n_layers=2"], [], {"checkpointing__every_n_layers": 2}, ()),
         (["checkpointing.every_n_layers=2"], [], {"checkpointing__every_n_layers": None}, ()),
         (["model.layers=2"], [], {"model__layers": 3}, ()),
