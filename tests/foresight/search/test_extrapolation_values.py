@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -116,9 +117,9 @@ def test_peaks_are_of_each_phase_of_the_last_step():
     last = [event("backward", 2, -1), event("optimizer", 40), event("optimizer", 40, -1)]
     log = SimpleNamespace(events=[*before, *passes, *between, *last], step_start=len(before))
     simulated: Any = SimpleNamespace(paged_bytes=30, trace=SimpleNamespace(log=log))
-    assert extrapolation._peaks(simulated) == (110, 111, 113, 151)
+    assert extrapolation._peaks(simulated) == (110, 80, 113, 151)
     log.step_start = len(before) + len(passes)
-    assert extrapolation._peaks(simulated) == (110, 111, 113, 151)
+    assert extrapolation._peaks(simulated) == (110, 0, 113, 151)
     log.step_start, log.events = 0, [event("forward", 10), event("backward", 4), event("optimizer", 1)]
     assert extrapolation._peaks(simulated) == (0, 0, 0, 0), "what is paged is not there"
     simulated.paged_bytes = 0
@@ -209,6 +210,8 @@ VALUES = {
     "parallelism": ["ddp", "fsdp", "fsdp shard_grad_op"],
     space.BATCH: [1, 2],
 }
+FEW = {key: VALUES[key] for key in ("checkpointing", "loss", "optim", space.BATCH)}
+IN_BACKWARD = {"optim.in_backward": [False, True], space.BATCH: [1, 2]}
 
 
 class MadeUp:
@@ -221,6 +224,10 @@ class MadeUp:
 
     def possible(self, chosen: dict[str, Any]) -> bool:
         return not any(all(chosen.get(key) == value for key, value in each.items()) for each in self.apart)
+
+    def count(self) -> int:
+        choices = [dict(zip(self.values, each)) for each in itertools.product(*self.values.values())]
+        return sum(not any(dict(each).items() <= one.items() for each in self.excluded) for one in choices)
 
     def config(self, chosen: dict[str, Any]) -> Any:
         name, _, strategy = str(chosen.get("parallelism", "single")).partition(" ")
@@ -241,10 +248,9 @@ def figures(chosen: dict[str, Any], strategy: str | None, precision: str) -> Ext
     fast = {"fp32": 1.0, "tf32": 0.75, "bf16": 0.5, "fp16": 0.5}[precision]
     often = 2.0 if strategy == "full_shard" else 1.0
     passes = 100.0 + batch * (20.0 if recomputed else 60.0) - 5.0 * (chosen.get("loss") == "chunked")
-    seconds = 8.0 * fast * (1.25 if recomputed else 1.0) + 0.5 * (chosen.get("loss") == "chunked") + 1 / batch
-    return Extrapolation(
-        passes, passes + states, states, 30.0, 4.0 / batch, 0.0, seconds, 1.0, often, often, 0.5, 0.125, 0.0, 0.0
-    )
+    device = 8.0 * fast * (1.25 if recomputed else 1.0) + 0.5 * (chosen.get("loss") == "chunked") + 1 / batch
+    sizes, times = (passes, passes + states, states, 30.0, 4.0 / batch, 0.0), (device, 1.0, often, often)
+    return Extrapolation(*sizes, *times, 0.5, 0.125, 0.0, 0.0)
 
 
 def chain(asked: list[dict]):
@@ -263,11 +269,11 @@ def chain(asked: list[dict]):
     [
         (VALUES, ({"optim": "adamw", "parallelism": "fsdp"},), 1000),
         ({"checkpointing": ["full", "none"], space.BATCH: [1, 2]}, (), 1000),
-        ({key: VALUES[key] for key in ("checkpointing", "loss", "optim", space.BATCH)}, ({"loss": "standard", "checkpointing": "full"},), 180),
-        ({"optim.in_backward": [False, True], space.BATCH: [1, 2]}, ({"optim.in_backward": True, space.BATCH: 1},), 1000),
+        (FEW, ({"loss": "standard", "checkpointing": "full"},), 180),
+        (IN_BACKWARD, ({"optim.in_backward": True, space.BATCH: 1},), 1000),
     ],
-    ids=["many", "two", "with_apart", "groups"],
-)  # fmt: skip
+    ids=["many", "two", "apart", "groups"],
+)
 def test_few_extrapolations_give_all_candidates(monkeypatch, data_regression, values, apart, capacity):
     asked: list[dict] = []
     monkeypatch.setattr(candidates, "extrapolate_chain", chain(asked))
@@ -340,8 +346,7 @@ def searched(monkeypatch):
 
 def copied(search, values):
     found = MadeUp(values, *search.apart)
-    found.base, found.excluded = search.base, search.excluded
-    vars(found)["count"] = lambda: len(found.values["checkpointing"]) if not found.excluded else 0
+    found.base, found.excluded = search.base, set(search.excluded)
     return found
 
 
@@ -382,11 +387,13 @@ def test_the_most_promising_are_estimated_until_enough_fit(searched, data_regres
 
 
 def test_the_best_alone_is_found_with_little(searched, data_regression):
-    """Without recomputing first; what recomputes is tried where it may be better, or a simpler one where it is as fast."""
-    both = {"checkpointing": ["full", "none"], "optim": ["adamw", "sgd"]}
+    """Without recomputing first; what recomputes where it may be better, or a simpler one where it is as fast."""
+    both = {"checkpointing": ["full", "none"], "optim": ["adamw", "sgd"], space.BATCH: [1, 2]}
+    faster = candidate(1.3, 60.0, batch=2, checkpointing="full")
     full = [candidate(2.5, 30.0, checkpointing="full"), candidate(1.9, 30.0, "sgd", checkpointing="full")]
     cases = {
         "fits without": (both, [candidate(2.0, 50.0), candidate(1.95, 50.0, "sgd"), *full], False),
+        "a larger batch": (both, [candidate(2.0, 50.0), candidate(1.0, 150.0, batch=2), faster], False),
         "recomputes": (both, [candidate(2.0, 150.0), candidate(1.0, 150.0, "sgd"), *full], False),
         "the simpler takes longer": (both, [candidate(2.2, 50.0), candidate(1.95, 50.0, "sgd"), *full], False),
         "a twentieth longer": (both, [candidate(1.05, 50.0), candidate(1.0, 50.0, "sgd")], False),
