@@ -99,7 +99,13 @@ FACTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("card, has", [("rtx4090_24gb", True), ("t4_16gb", False)])
 def test_the_levers_of_a_script(monkeypatch, data_regression, card, has):
     monkeypatch.setattr(host, "has", lambda name: has and name == "bitsandbytes")
-    found = {name: try_levers.levers_of(facts, gpu_of(card)) for name, facts in FACTS.items()}
+    found = {}
+    for name, facts in FACTS.items():
+        levers = try_levers.levers_of(facts, gpu_of(card))
+        found[name] = [
+            f"{each.group}{', free' * each.free}: {each.owner} {each.typed} | {' '.join(each.argv)} | {each.changes}"
+            for each in levers
+        ]
     data_regression.check(known(found))
 
 
@@ -137,14 +143,12 @@ def tried(monkeypatch):
         first = checked(PROGRAM, {}, None, [])
         runs.clear()
         found = try_levers.tried(check.Settings(budget=budget), first, said.append)
-        assert [each["text"].split(" ", 3)[-1] for each in said if "with " in each["text"]] == [
-            each.replace("' ", "") for each in dict.fromkeys(runs) if each
-        ] or len(said) == len(runs)
+        assert len(said) == len(runs)
         together = found.together
         return {
             "fits": found.fits,
-            "tried": runs,
-            "alone": [each.typed for each in found.alone],
+            "alone": [each.typed for each in found.alone] == runs[: len(found.alone)],
+            "then": runs[len(found.alone) :],
             "together": None if together is None else together.typed,
             "its budget": None if together is None else together.budget / MIB,
             "it fits": together is not None and together.fits,
@@ -160,7 +164,7 @@ def least(names: set[str], **less: float) -> float:
 TAKES: dict[str, Any] = {
     "nothing helps": lambda names, batch: (900, 1.0),
     "faster": lambda names, batch: (900, 1 - least(names, fp16=0.1, optim=0.2)),
-    "faster by too little": lambda names, batch: (900, 1 - least(names, fp16=0.005)),
+    "faster by too little": lambda names, batch: (900, 1 - least(names, fp16=0.004)),
     "faster by little": lambda names, batch: (900, 1 - least(names, fp16=0.0051)),
     "faster, and takes too much": lambda names, batch: (900 + least(names, fp16=200), 1 - least(names, fp16=0.2)),
     "each fits, both do not": lambda names, batch: (900 + 90 * len(names & {"fp16", "optim"}), 1 - 0.1 * len(names)),
@@ -358,9 +362,12 @@ def test_a_record_has_the_figures_of_a_step(monkeypatch, data_regression):
     for name, mib in (("fits", 500), ("with nccl", 510), ("does not fit", 1300)):
         made = Record("estimate", [], {}, "", {})
         program_record._fill(made, estimate(mib, **figures))
-        found[name] = {
-            key: getattr(made, key) for key in ("memory", "speed", "estimate", "warnings", "status", "error")
-        }
+        figures_of = {}
+        for part in ("memory", "speed", "estimate"):
+            values = vars(getattr(made, part)).items()
+            figures_of[part] = {key: value for key, value in values if value not in (None, [], {})}
+        found[name] = figures_of | {key: getattr(made, key) for key in ("warnings", "status")}
+        found[name]["error"] = made.error and f"{made.error.phase} {made.error.type}: {made.error.message}"
     data_regression.check(known(found))
 
 
@@ -368,17 +375,14 @@ def test_a_record_is_of_the_script_and_the_card(monkeypatch):
     def record(status, estimates=None, **values):
         outcome = process.Outcome(status, **values)
         found = check.Checked(PROGRAM, outcome, estimates or {}, "why /home/me/x.py", gpus={"t": gpu_of("t4_16gb")})
-        found.steps = {"t": {"summary": vars(Record("a", [], {}, "", {}).operations) if False else {}, "rank": 0}}
-        if estimates is None:
-            found.steps = {}
-        else:
-            monkeypatch.setattr(program_record, "Operations", lambda **given: ("operations", given))
+        found.steps = {} if estimates is None else {"t": {"summary": {}, "rank": 0}}
+        monkeypatch.setattr(program_record, "Operations", lambda **given: ("operations", given))
         return program_record.record_of(found, "t", ["--gpu", "t"]), found
 
     made, found = record("stopped", {"t": estimate(5)}, steps=2, notes=["/usr/a.py decides"])
     assert made.status == "ok" and made.error is None and "summary" not in found.steps["t"]
     assert made.warnings == ["a.py decides"] and made.overrides == ["gpu=t"]
-    assert vars(made.program) | {"typed": ""} == vars(made.program) | {"typed": ""}
+    assert made.operations == ("operations", {})
     assert (made.program.ended_by, made.program.steps) == ("legroom", 2)
     assert datetime.datetime.fromisoformat(made.environment["started_at"]).utcoffset() == datetime.timedelta(0)
     for status, steps_taken, error, phase, kind in (
@@ -617,7 +621,7 @@ def test_the_longest_rows_are_looked_for(monkeypatch, read, rows, looks, follows
     monkeypatch.setattr(longest_rows.played_private, "read_always", lambda _, indices: always.append(indices))
     assert longest_rows.LongestRows(fake, looks).follow_next() is follows
     assert list(fake.warnings) == ([note] if note else [])
-    assert always == ([[1, 2]] if follows else []) and fetched[:1] == ([[1, 2]] if follows else fetched[:1])
+    assert always == ([[1, 2]] if follows else []) and (not follows or fetched == [[1, 2]])
 
 
 def test_no_longer_than_three_seconds_and_20000_rows(monkeypatch):
@@ -666,9 +670,8 @@ def test_the_meter_says_what_the_allocator_would():
     found = meter.stats()
     assert found["allocated_bytes.all.current"] == found["active_bytes.all.peak"] == 40 * MIB
     assert found["reserved_bytes.all.current"] == read[2]() and found["num_ooms"] == 0
-    events.append((2, -30 * MIB))
-    if read[0]() != 10 * MIB:
-        events[-1] = (2, 0)
+    events.append((2, -1))
+    assert read[0]() == 10 * MIB
     assert meter.figure("peak_allocated")() == 40 * MIB
     meter.reset()
     assert read[1]() == read[0]() and read[3]() == read[2]()

@@ -106,7 +106,10 @@ def test_which_limit_was_reached(guard, monkeypatch, data_regression):
 
 
 def test_an_interruption_reaches_the_program_once(guard, monkeypatch):
-    made, sent = guard(), []
+    sent, taken = [], []
+    monkeypatch.setattr(signal, "signal", lambda *asked: taken.append(asked))
+    made = guard()
+    assert taken == [(signal.SIGTERM, made._interrupt), (signal.SIGINT, made._interrupt)]
     monkeypatch.setattr(os, "kill", lambda *asked: sent.append(asked))
     made._interrupt()
     made._interrupt()
@@ -184,9 +187,19 @@ def test_limits_of_the_forked_process(monkeypatch, tmp_path):
     monkeypatch.setattr(warden.faulthandler, "enable", lambda file, all_threads: done.append(all_threads))
     asked = process.Asked(PROGRAM, None, limits=process.Limits(memory_bytes=GIB))
     monkeypatch.setattr(child, "main", lambda *given: 7 if given == (tmp_path, 3, asked) else 8)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(flush=lambda name=name: done.append(name)))
     warden._become_the_program(str(tmp_path), 3, asked)
+    ends = ["stdout", "stderr"]
     limits = {real.RLIMIT_CORE: (0, 0), real.RLIMIT_FSIZE: (4 * GIB, -1), real.RLIMIT_DATA: (5 * GIB, 5 * GIB)}
-    assert set_to == limits and done == ["session", (1, signal.SIGKILL, 0, 0, 0), (signal.SIGUSR2, False), False, 7]
+    assert set_to == limits and done == [
+        "session",
+        (1, signal.SIGKILL, 0, 0, 0),
+        (signal.SIGUSR2, False),
+        False,
+        *ends,
+        7,
+    ]
     fake.getrlimit = lambda _: (0, -1)
     monkeypatch.setattr(child, "main", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -221,6 +234,13 @@ def test_the_warden_says_what_it_has_seen(monkeypatch, tmp_path):
     with open(read) as said:
         assert json.loads(said.read()) == {"kind": "warden", "seconds": 2.5, "wins": True, "status": "timeout"}
     assert done == [(36, 1, 0, 0, 0), (tmp_path, 77, PROGRAM, 5)]
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(warden.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(
+        warden, "_become_the_program", lambda *given: 1 / 0 if given[:2] == (str(tmp_path), 3) else None
+    )
+    with pytest.raises(ZeroDivisionError):  # it does not return
+        warden.main(str(tmp_path), "3", "5")
 
 
 # --- what is said ------------------------------------------------------------------------------------------------
