@@ -70,7 +70,7 @@ def test_a_size_that_nobody_computed_is_refused(on_gpu, name):
 def test_a_number_that_nobody_computed_may_be_calculated_with_and_set(on_gpu):
     _, one, _ = on_gpu
     for number in (unknown(1), unknown(1.0)):
-        one * number + number
+        assert (one * number + number).shape == one.shape
         one[0] = number
         torch.add(one, number)
     long = [unknown(1)] * 31
@@ -192,7 +192,8 @@ REAL: dict[str, Callable[[int], torch.Tensor]] = {
 def test_large_tensors_that_a_factory_makes_on_the_host_take_no_memory():
     most = 2**16
     assert most == REAL_ELEMENTS
-    with PlayedDevice((8, 0)) as fake:
+    fake = PlayedDevice((8, 0))
+    with fake:
         small = {name: fake_storages.is_fake(make(most - 1)) for name, make in FACTORIES.items()}
         large = {name: fake_storages.is_fake(make(most)) for name, make in FACTORIES.items()}
         real = [fake_storages.is_fake(make(most)) for make in REAL.values()]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.known_values import known
+from torch import multiprocessing
 
 from legroom.errors import Refusal
 from legroom.foresight.programs import (
@@ -383,7 +384,7 @@ def test_a_record_is_of_the_script_and_the_card(monkeypatch):
     assert made.status == "ok" and made.error is None and "summary" not in found.steps["t"]
     assert made.warnings == ["a.py decides"] and made.overrides == ["gpu=t"]
     assert made.operations == ("operations", {})
-    assert (made.program.ended_by, made.program.steps) == ("legroom", 2)
+    assert made.program is not None and (made.program.ended_by, made.program.steps) == ("legroom", 2)
     assert datetime.datetime.fromisoformat(made.environment["started_at"]).utcoffset() == datetime.timedelta(0)
     for status, steps_taken, error, phase, kind in (
         ("failed", 1, "ValueError: no", "step", "ValueError"),
@@ -392,6 +393,7 @@ def test_a_record_is_of_the_script_and_the_card(monkeypatch):
         ("timeout", 2, "late", "step", "Refusal"),
     ):
         made, _ = record(status, error=error, steps=steps_taken)
+        assert made.error is not None
         assert (made.error.phase, made.error.type, made.error.message) == (phase, kind, "why x.py")
 
 
@@ -428,6 +430,31 @@ def test_an_evaluation_that_takes_more_is_entered(left, reserved, before, after)
     assert now is not None and now.evaluation_reserved_bytes == reserved
     phase = made.error and made.error.phase
     assert (now.fits, now.margin_bytes, now.verdict, phase, len(made.warnings)) == after
+
+
+@pytest.mark.parametrize("cards", [["a"], ["a", "b"]])
+def test_records_and_pages_are_written_where_they_belong(tmp_path, monkeypatch, cards):
+    done: list[Any] = []
+    monkeypatch.setattr(
+        program_record.step_file, "write", lambda step, folder: done.append(("step", step, folder.name))
+    )
+    monkeypatch.setattr(program_record.record_file, "write", lambda made, folder: done.append((made, folder.name)))
+    monkeypatch.setattr(program_record.report, "make", lambda places, into: done.append(("page", len(places), into)))
+    monkeypatch.setattr(program_record.run_page, "write", lambda made, into: done.append(("page", made, into)))
+    into = tmp_path / "into"
+    program_record.prepare(into, cards)
+    old = [folder / program_record.step_file.FILE_NAME for folder in program_record.folders(into, cards).values()]
+    for path in old:
+        path.write_text("of an earlier check")
+    run = check.Checked(PROGRAM, process.Outcome(), steps={"a": {"x": 1}})
+    records: Any = {name: f"record of {name}" for name in cards}
+    assert program_record.write(into, [run], records) == into / program_record.run_page.PAGE
+    assert not any(path.exists() for path in old)
+    if len(cards) == 1:
+        assert done == [("step", {"x": 1}, "into"), ("record of a", "into"), ("page", "record of a", into)]
+    else:
+        assert done[:2] == [("step", {"x": 1}, "a"), ("record of a", "a")] and done[2] == ("record of b", "b")
+        assert done[3:] == [("page", 2, into)]
 
 
 def test_a_measurement_is_compared_by_the_same_names(monkeypatch, data_regression):
@@ -610,10 +637,11 @@ class Rows:
 def test_the_longest_rows_are_looked_for(monkeypatch, read, rows, looks, follows, note):
     fake = played_device.PlayedDevice(None)
     fake.lengths, fetched, always = frozenset(read), [], []
-    known_rows = None if rows is None else (Rows(rows), 2)
+    known_rows: Any = None if rows is None else (Rows(rows), 2)
     monkeypatch.setattr(longest_rows.played_private, "dataset_of", lambda _: known_rows)
 
     def fetch(_, indices):
+        assert rows is not None
         fetched.append(indices)
         return {"ids": torch.zeros(len(indices), max(rows[index] for index in indices), dtype=torch.long)}
 
@@ -703,7 +731,7 @@ def test_a_script_may_ask_what_card_it_has(name, major, minor):
 def test_spawned_processes_are_as_many_as_are_followed(asked, ranks, said):
     calls: list[Any] = []
     with played_processes.spawning_here(ranks):
-        spawn = torch.multiprocessing.spawn
+        spawn: Any = multiprocessing.spawn  # pyright: ignore[reportPrivateImportUsage]
         if said is None:
             assert spawn(lambda *given: calls.append(given), ("a",), nprocs=asked) is None
             context = spawn(lambda *given: calls.append(given), nprocs=asked, join=False)

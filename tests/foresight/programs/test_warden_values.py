@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import importlib
+import importlib.util
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from support.known_values import known
 
 from legroom.errors import Refusal
@@ -38,7 +40,7 @@ def guard(tmp_path, monkeypatch):
 
     def guard(**limits: Any):
         asked = process.Asked(PROGRAM, None, limits=process.Limits(**limits))
-        made = warden._Warden(tmp_path, 77, asked, 5)
+        made: Any = warden._Warden(tmp_path, 77, asked, 5)
         made.me = SimpleNamespace(children=lambda recursive: [])
         return made
 
@@ -265,7 +267,7 @@ def test_messages_become_an_outcome(tmp_path, data_regression):
         "the warden alone": [{"kind": "warden", "wins": False, "status": "killed", "error": "ended", "seconds": 1}],
         "what nobody says": [{"kind": "end", "status": "nothing"}, {"kind": "end"}, {"kind": "step"}, {"kind": "note"}],
     }
-    found = {}
+    found, run = {}, process._Run(tmp_path, print)
     for name, messages in lines.items():
         passed: list[Any] = []
         run = process._Run(tmp_path, passed.append)
@@ -410,6 +412,38 @@ def test_the_interpreters_paths_are_set_and_what_lies_beside_is_the_scripts(tmp_
     assert sys.path[:2] == [str(tmp_path)] * 2
     child._as_if_started(Program("function", "package.cli:main", ["run"]))
     assert sys.argv == ["package.cli", "run"] and len(sys.path) == 3
+
+
+def test_a_program_runs_as_what_it_is(monkeypatch):
+    ran: list[Any] = []
+    monkeypatch.setattr(child.runpy, "run_path", lambda *given, **named: ran.append((given, named)))
+    monkeypatch.setattr(child.runpy, "run_module", lambda *given, **named: ran.append((given, named)))
+    child._run(Program("file", "/a/t.py", []))
+    child._run(Program("module", "pack.inner", []))
+    main = {"run_name": "__main__"}
+    assert ran == [(("/a/t.py",), main), (("pack.inner",), main | {"alter_sys": True})]
+    with pytest.raises(SystemExit) as ended:
+        child._run(Program("function", "os:getpid", []))
+    assert ended.value.code == os.getpid()
+
+
+def test_steps_are_told_and_the_last_ends_the_script(talk, monkeypatch):
+    """Past the script's own `finally`."""
+    says, said = talk
+    ended: list[Any] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    module = SimpleNamespace(observe=lambda options, watch: contextlib.nullcontext(lambda: {"steps": watch.done}))
+    monkeypatch.setitem(sys.modules, "of_a_test", module)
+    asked = process.Asked(PROGRAM, "of_a_test:observe", steps=2)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with child._observed(asked, says) as finish:
+        optimizer.step()
+        assert finish() == {"steps": 1} and not ended
+        optimizer.step()
+    first, second, end = said()
+    assert (first["kind"], first["step"], second["step"], ended) == ("step", 1, 2, [0])
+    assert first["line"].startswith(__file__) and 0 <= first["seconds"] <= second["seconds"]
+    assert end == {"kind": "end", "status": "stopped", "error": "", "line": ""}
 
 
 # --- what may be touched ------------------------------------------------------------------------------------------
@@ -594,6 +628,7 @@ def test_commands_that_train_in_the_scripts_place_are_refused(files, monkeypatch
         ("os.exec", ("/bin/true", ["true"], {}), "Ask for that one: true"),
         ("subprocess.Popen", ("torchrun", ["torchrun", "other.py"], None, None), "Ask for that one: torchrun other.py"),
         ("os.posix_spawn", ("x", ["python", "train.py"], {}), None),
+        ("os.posix_spawn", ("x", ["deepspeed", "t.py"], {}), "Ask for that one: deepspeed t.py"),
         ("os.system", ("A=1 accelerate launch x.py && echo",), "accelerate launch x.py"),
         ("os.system", ("nvidia-smi",), None),
     ):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fit_search import tiny
+from support.fit_search import tiny
 from support.known_values import known
 
 from legroom import config

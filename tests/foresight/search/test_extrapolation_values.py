@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fit_search import SameProcessExecutor, tiny
+from support.fit_search import SameProcessExecutor, tiny
 from support.known_values import known
 
 from legroom.data import dataset
@@ -183,7 +183,8 @@ def test_what_is_gathered_has_the_type_in_which_it_is_gathered(composed, monkeyp
 def test_the_same_data_is_built_once_and_of_few_kinds_kept(composed, monkeypatch):
     built: list[Any] = []
     monkeypatch.setattr(extrapolation, "_BUILT", {})
-    monkeypatch.setattr(dataset, "build_data", lambda *asked: built.append(asked) or dataset.Data(*[None] * 5))
+    nothing: list[Any] = [None] * 5
+    monkeypatch.setattr(dataset, "build_data", lambda *asked: built.append(asked) or dataset.Data(*nothing))
 
     def count(values, *asked):
         extrapolation.build_data(changed(composed, values), *asked)
@@ -285,7 +286,8 @@ def test_few_extrapolations_give_all_candidates(monkeypatch, data_regression, va
 
 
 def test_a_chain_ends_where_the_passes_alone_take_too_much(monkeypatch):
-    made = [[Extrapolation(size, *[0.0] * 2, 30.0, *[0.0] * 10)] for size in (99.0, 100.0, 101.0, 130.0, 131.0, 50.0)]
+    rest: list[Any] = [0.0, 0.0, 30.0, *[0.0] * 10]
+    made = [[Extrapolation(size, *rest)] for size in (99.0, 100.0, 101.0, 130.0, 131.0, 50.0)]
     seen = iter(made)
     monkeypatch.setattr(extrapolation, "extrapolate", lambda *_: next(seen))
     configs: list[Any] = list(range(6))

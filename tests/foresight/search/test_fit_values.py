@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fit_search import tiny
+from support.fit_search import tiny
 from support.known_values import known
 
 from legroom import config
@@ -390,10 +390,8 @@ def test_the_report_of_several_gpus(search, file_regression):
         place("d", 1, row(search, 200, 1, checkpointing="full")),
         place("e", 1, row(search, -7, 1, checkpointing="full", error=lacks)),
     ]
-    found = {
-        f"{options}": present.report_of_places(done, Options(**options), 90.4)
-        for options in ({"top": 2}, {"sort": "cost", "top": 9})
-    }
+    sorted_by: list[dict[str, Any]] = [{"top": 2}, {"sort": "cost", "top": 9}]
+    found = {f"{options}": present.report_of_places(done, Options(**options), 90.4) for options in sorted_by}
     found["none fits"] = present.report_of_places([done[4], done[2]], Options(), 1)
     found["one"] = present.report_of_places([done[0]], Options(sort="cost"), 1)
     found["nothing"] = present.report_of_places([done[2]], Options(), 1)
