@@ -380,7 +380,7 @@ def test_a_script_ends_with_its_own_code(tmp_path, monkeypatch, capsys, raised, 
     kept = dict(os.environ)
     monkeypatch.setattr(child, "_run", run)
     monkeypatch.setattr(child, "_as_if_started", lambda _: None)
-    monkeypatch.setattr(isolation, "held_back", lambda *_: open(os.devnull))
+    monkeypatch.setattr(isolation, "held_back", lambda *_: contextlib.nullcontext())
     try:
         program = Program("file", "t.py", [], environment={"OF_THE_PROGRAM": "1"})
         assert child.main(tmp_path, write, process.Asked(program, None)) == code
@@ -683,7 +683,7 @@ def test_inside_held_pythons_own_functions_are_the_scripts(tmp_path, monkeypatch
         assert hooks == [files.audit] and all(getattr(os, name) is not real[name] for name in real)
         Path("x").write_text("x")
         os.mkdir("y")
-        assert open("x").read() == "x" and sorted(os.listdir()) == ["x", "y"] and os.access("y", os.R_OK)
+        assert Path("x").read_text() == "x" and sorted(os.listdir()) == ["x", "y"] and os.access("y", os.R_OK)
     assert not os.listdir() and files.process_id == 0 and all(getattr(os, name) is real[name] for name in real)
 
 

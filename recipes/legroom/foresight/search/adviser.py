@@ -88,16 +88,14 @@ class Adviser:
 
     def _ask(self, count: int, levers: tuple[Lever, ...]) -> bool | None:
         typed = _words(levers)
-        strong = {"checkpointing": "checkpointing=full", "optim": "optim=adamw_fused", "loss": "loss=chunked"}
+        strong = ("checkpointing=full", "optim=adamw_fused", "loss=chunked")
         alike = [lever for lever in hooks.memory_levers(self.cfg) if lever.cost is not None]
         tried = [change for lever in alike for change in lever.overrides.split()]
-        also = [text for text in (*strong.values(), IN_BACKWARD) if text in tried and text not in typed]
+        also = [text for text in strong if text in tried and text not in typed]
         kept = [f"{key}={getattr(self.cfg, key).name}" for key in ("checkpointing", "loss")]
         small = {text.partition("=")[0]: text for text in (*kept, *also, *typed)}
-        without = {key: text for key, text in small.items() if key != optim.IN_BACKWARD}
-        ways = [small] if optim.CLIPPING in small else [without]
-        if not self.cfg.train.max_grad_norm:
-            ways.append(small | {optim.IN_BACKWARD: IN_BACKWARD})
+        in_backward = [] if self.cfg.train.max_grad_norm else [{optim.IN_BACKWARD: IN_BACKWARD}]
+        ways = [small, *(small | way for way in in_backward)]
         answers = []
         for way in ways:
             share = self._effective(count) // (count if count != self.here else self.cfg.parallelism.replicas or 1)
