@@ -60,13 +60,12 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 
 
 def _cudnn(call: Call) -> bool:
-    """can_use_cudnn_attention."""
+    """can_use_cudnn_attention, on a GPU where it comes first."""
     query, key, value, _, dropout, _, capability = call
     size, limit = query.shape[-1], 256
     trainable = size <= 128 or size == 256 or not _needs_gradient(query, key, value)
     return (
         _has_16_bit_type(query, capability)
-        and (8, 0) <= capability <= (12, 1)
         and size == value.shape[-1] <= limit
         and size % 8 == 0
         and trainable
@@ -98,8 +97,7 @@ def _efficient(call: Call) -> bool:
     """can_use_mem_efficient_attention: check_head_dim_size_mem_efficient with minimum_gemm_alignment."""
     query, key, value, _, _, _, capability = call
     halves = query.dtype in HALVES
-    tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and halves)
-    alignment = max(4 if capability >= (8, 0) else 1, (8 if halves else 4) if tensor_cores else 1)
+    alignment = 8 if halves and capability >= (7, 0) else 4 if capability >= (8, 0) else 1  # on tensor cores
     supported_dtype = _has_16_bit_type(query, capability) or query.dtype == torch.float32
     same_heads = EFFICIENT_HAS_GQA or query.shape[1] == key.shape[1]
     return (
