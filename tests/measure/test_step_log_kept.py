@@ -54,7 +54,14 @@ def followed(clock, log, first=0, unpadded=True):
         counted = torch.tensor(rows * 10) if index % 2 else rows * 10
         norm = None if index == 3 else torch.tensor(math.inf if index == 1 else index / 7)
         loss = torch.tensor(math.nan if index == 4 else first + 1 / (index + 1), requires_grad=True)
-        log.step(loss, rows, counted, None if index == 2 else 0.1 / (index + 1), norm, rows * 7 if unpadded else None)
+        log.step(
+            loss,
+            rows,
+            counted,
+            None if index == 2 else 0.1 / (index + 1),
+            norm,
+            rows * 7 + (index == 0) if unpadded else None,
+        )
         if index == 2:
             log.flush()
             clock.now += 4
