@@ -38,7 +38,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second, self.recomputes = Block(), Block(), recomputes
-        self.register_buffer("scale", torch.ones(7))
+        self.scale = nn.Buffer(torch.ones(7))
         self.first.up.bias.requires_grad_(False)
 
     def forward(self, x):
@@ -61,14 +61,19 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def lines(ledger: MemoryLedger) -> list[str]:
-    """A line for each event: bytes, kind, phase of the allocation, what made it."""
-    found = []
+    """A line for each event: bytes, kind, phase of the allocation, what made it. What is freed at once, as autocast's copies
+    are, is in order of its text."""
+    found: list[str] = []
+    freed: list[str] = []
     for index, (entry, sign) in enumerate(ledger.log.events):
         begins = "-- the step" if index == ledger.log.step_start else ""
         made = ledger.origins[id(entry)] if ledger.origins else ""
         marks = " before" * entry.preexisting + " recomputed" * entry.recomputed + " paged" * entry.paged
-        found += filter(None, [begins, f"{sign * entry.bytes:+} {entry.kind} {entry.phase}{marks}: {made}"])
-    return found
+        line = f"{sign * entry.bytes:+} {entry.kind} {entry.phase}{marks}: {made}"
+        if sign > 0 or begins:
+            found, freed = [*found, *sorted(freed), *filter(None, [begins])], []
+        (found if sign > 0 else freed).append(line)
+    return found + sorted(freed)
 
 
 def kept(ledger: MemoryLedger) -> dict[str, Any]:
@@ -121,12 +126,12 @@ def test_what_a_lever_keeps_is_an_activation(data_regression):
 def test_with_a_log_that_goes_on_each_step_is_its_own(data_regression):
     model = Net()
     optimizer, log = adam(model), StorageLog("cpu")
-    starts = []
+    starts, ledger = [], None
     for _ in range(2):
         with MemoryLedger(model, optimizer, "cpu", log=log) as ledger:
             step(model, optimizer)
         starts.append(log.step_start)
-    assert ledger.log is log and starts[0] == 0 < starts[1]
+    assert ledger is not None and ledger.log is log and starts[0] == 0 < starts[1]
     data_regression.check(known(ledger.parts()))
 
 
@@ -164,14 +169,14 @@ def test_a_gathered_weight_is_a_copy():
     model = nn.Linear(2, 2, bias=False)
     weight: Any = model.weight
     weight.ds_tensor = torch.ones(2)
-    log = StorageLog("cpu")
+    log: Any = StorageLog("cpu")
     attribution = MemoryAttribution(model, torch.optim.SGD([nn.Parameter(torch.ones(1))]), log)
     attribution.record_arguments([weight, torch.ones(3)])
     assert [entry.kind for entry, sign in log.events if sign > 0] == [COPY, OTHER]
     attribution.mark(weight, PARAMETER)
     attribution.record_arguments([weight])
     assert log.entry_of(weight).kind == PARAMETER
-    plain = MemoryAttribution(nn.Linear(2, 2), torch.optim.SGD([nn.Parameter(torch.ones(1))]), StorageLog("cpu"))
+    plain: Any = MemoryAttribution(nn.Linear(2, 2), torch.optim.SGD([nn.Parameter(torch.ones(1))]), StorageLog("cpu"))
     plain.record_arguments([weight])
     assert plain.log.entry_of(weight).kind == OTHER
 
@@ -180,7 +185,7 @@ def test_weights_and_gradients_of_the_optimizer_alone_are_copies_and_gradients()
     """ZeRO's flat copies: no weights of the model."""
     model, flat = nn.Linear(2, 2, bias=False), nn.Parameter(torch.ones(8))
     flat.grad = torch.ones(8)
-    log = StorageLog("cpu")
+    log: Any = StorageLog("cpu")
     MemoryAttribution(model, torch.optim.SGD([flat]), log).mark_model_and_optimizer()
     kinds = [log.entry_of(one).kind for one in (flat, flat.grad, model.weight)]
     assert kinds == [COPY, GRADIENT, PARAMETER]

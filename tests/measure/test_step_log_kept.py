@@ -137,7 +137,7 @@ def test_steps_are_in_the_file_once_they_are_flushed(clock, tmp_path):
     log.evaluation(Evaluation(1, 1.0))
     assert len(path.read_text().splitlines()) == 5
     log.end()
-    assert log.file.closed
+    assert log.file is not None and log.file.closed
 
 
 def test_without_a_folder_nothing_is_written_and_figures_are_the_same(clock, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ def seen(log: StorageLog) -> list[tuple[int, int]]:
 
 
 def test_a_storage_is_logged_once_and_freed_once():
-    log, told = StorageLog("cpu"), []
+    log: Any = StorageLog("cpu")
+    told = []
     log.on_allocation = told.append
     tensor = of(5)
     entry = log.record(tensor, PARAMETER, True)
@@ -36,9 +38,9 @@ def test_a_storage_is_logged_once_and_freed_once():
 
 
 def test_what_is_on_another_device_or_sparse_has_no_entry():
-    log = StorageLog("meta")
+    log: Any = StorageLog("meta")
     assert log.record(of(5), OTHER) is None and log.record(torch.ones(2, 2).to_sparse(), OTHER) is None
-    paged = of(7)
+    paged: Any = of(7)
     paged.is_paged = True  # bitsandbytes' states, which say they are on the CPU
     entry = log.record(paged, OTHER, True)
     assert (entry.bytes, entry.paged, entry.preexisting) == (7, True, True)
@@ -47,7 +49,7 @@ def test_what_is_on_another_device_or_sparse_has_no_entry():
 
 
 def test_a_passing_storage_ends_at_once_and_its_address_may_come_again():
-    log = StorageLog("cpu")
+    log: Any = StorageLog("cpu")
     kept, passing, elsewhere = of(2), of(3), torch.empty(4, device="meta")
     log.record(kept, OTHER)
     for tensor in (kept, passing, passing, elsewhere):
@@ -62,7 +64,8 @@ def test_a_passing_storage_ends_at_once_and_its_address_may_come_again():
 
 
 def test_a_resized_storage_is_freed_and_allocated_anew():
-    log, tensor, fresh = StorageLog("cpu"), of(4), of(6)
+    log: Any = StorageLog("cpu")
+    tensor, fresh = of(4), of(6)
     log.record(tensor, PARAMETER)
     log.resized(tensor.untyped_storage(), 4, OTHER)  # as large as before
     assert seen(log) == [(1, 4)]
@@ -133,11 +136,18 @@ def story() -> StorageLog:
 
 
 class Named:
+    """In the place of TensorOrigins."""
+
     def __init__(self, log: StorageLog):
         self.names = {id(each): f"made {each.bytes}" for each, _ in log.events}
 
     def __getitem__(self, key: int) -> str:
         return self.names[key]
+
+
+def drawn(log: StorageLog, most: int) -> dict[str, Any]:
+    origins: Any = Named(log)
+    return timeline(log, origins, most)
 
 
 @pytest.mark.parametrize("points", [1000, 3])
@@ -146,12 +156,12 @@ def test_a_timeline_is_the_kept_one(data_regression, monkeypatch, most, points):
     """points: the most at which the sums of what is not listed stand."""
     monkeypatch.setattr(timelines, "MOST_POINTS", points)
     log = story()
-    data_regression.check(known(timeline(log, Named(log), most)))
+    data_regression.check(known(drawn(log, most)))
 
 
 def test_the_timeline_of_a_step_without_events_is_one_moment():
     log = made_up((entry(5, True), 1), start=1)
-    found = timeline(log, Named(log))
+    found = drawn(log, timelines.MOST_BLOCKS)
     assert (found["moments"], found["peak"], found["phases"]) == (1, 0, [])
     assert found["blocks"] == {"start": [0], "end": [1], "bytes": [5], "kind": [KINDS.index(OTHER)], "name": [0]}
     assert found["rest"] == {"at": [], "bytes": []}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import comm
 
 from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight.fake_gpu import fake_storages, known_values, library_patches, op_cache, user_code
@@ -262,9 +263,9 @@ def test_results_of_kernels_that_the_gpu_alone_has(gpu):
         found = aten._thnn_fused_gru_cell_backward(of(2, 3), workspace, bias)
         shapes = [None if one is None else tuple(one.shape) for one in found]
         assert shapes == [(2, 9), (2, 9), (2, 3), *([(9,), (9,)] if bias else [None, None])]
-    grouped = torch._grouped_mm(of(6, 8), of(2, 8, 16), offs=of(2, dtype=torch.int32))
+    grouped = aten._grouped_mm(of(6, 8), of(2, 8, 16), offs=of(2, dtype=torch.int32))
     assert grouped.shape == (6, 16) and grouped.dtype == torch.float32
-    half = torch._grouped_mm(*(one.bfloat16() for one in (of(6, 8), of(2, 8, 16))), offs=of(2, dtype=torch.int32))
+    half = aten._grouped_mm(*(one.bfloat16() for one in (of(6, 8), of(2, 8, 16))), offs=of(2, dtype=torch.int32))
     assert half.dtype == torch.bfloat16
     assert torch.distributions.Dirichlet(of(3).exp()).sample().shape == (3,)
 
@@ -366,7 +367,7 @@ def test_weights_are_not_initialised_within():
 
 def test_several_gpus_in_one_process_are_refused(gpu):
     with user_code._one_gpu(), pytest.raises(Refusal, match=r"test_known_by_hand.py:\d+: .*several GPUs"):
-        torch.nn.parallel.comm.broadcast(torch.ones(1), [0, 1])
+        comm.broadcast(torch.ones(1), [0, 1])
 
 
 def decided() -> bool:
@@ -389,4 +390,4 @@ def test_an_unknown_number_is_calculated_with_and_not_compared(number):
             compare()
     assert copy.copy(number) == 1 and type(copy.copy(number)) in (int, float)
     with pytest.raises(TypeError):
-        number + "text"
+        _ = number + "text"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from support.known_values import known
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.foresight.fake_gpu import replicas
 from legroom.foresight.fake_gpu.device import FakeDevice
@@ -74,12 +76,12 @@ def test_micro_batches_that_were_not_run_count_as_one_that_was(passes):
     """The last of them, or of three the second."""
     trace = traced()
     trace.tally.put(Operation("update", "optimizer"), "step", 5)
-    trace.tally.places["step"] = {("", "update"): 5}
+    trace.tally.places["step"] = Counter({("", "update"): 5})
     trace.tally.unknown.add("strange")
     for number in range(passes):
         tally = Tally()
         tally.put(Operation(f"pass {number}", "matmul"), "forward", 10**number)
-        tally.places["forward"] = {("layer", f"pass {number}"): 10**number}
+        tally.places["forward"] = Counter({("layer", f"pass {number}"): 10**number})
         tally.unknown.add(f"strange {number}")
         trace.passes.append(tally)
     whole = trace.step_tally(8)
@@ -209,7 +211,7 @@ def test_gradients_of_replicas_are_summed_in_chunks(monkeypatch, limit, copied):
     monkeypatch.setattr(replicas, "BUFFER_BYTES", limit)
     model, joined = Model(), []
 
-    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **kwargs or {})
             if func is torch.ops.aten.cat.default:
