@@ -61,8 +61,8 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def lines(ledger: MemoryLedger) -> list[str]:
-    """A line for each event: bytes, kind, phase of the allocation, what made it. What is freed at once, as autocast's copies
-    are, is in order of its text."""
+    """A line for each event: bytes, kind, phase of the allocation, what made it. What is freed at once, as copies of
+    autocast are, is in order of its text."""
     found: list[str] = []
     freed: list[str] = []
     for index, (entry, sign) in enumerate(ledger.log.events):
