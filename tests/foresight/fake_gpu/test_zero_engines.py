@@ -236,7 +236,8 @@ class Layers(nn.Module):
         self.config = None
         self.layers = nn.ModuleList([nn.Linear(1, size, bias=False) for size in (4, 8, 12, 16)])
         self.tied = nn.Linear(1, 12, bias=False)
-        self.tied.weight = self.layers[2].weight
+        third: Any = self.layers[2]
+        self.tied.weight = third.weight
 
 
 def course(ahead: int, live: int) -> list[str]:
