@@ -15,6 +15,7 @@ from legroom.foresight.fake_gpu import fake_storages, known_values, library_patc
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
 from legroom.foresight.fake_gpu.unknown_numbers import UnknownFloat, UnknownInt
+from legroom.third_party import torch_distributed_private
 
 aten = torch.ops.aten
 
@@ -160,6 +161,8 @@ def test_a_fake_cpu_is_left_as_it_was():
     with FakeDevice(None) as fake:
         with pytest.raises(KeyError), fake.building():
             assert is_fake(torch.empty(3)) and torch.empty(3, device="meta").is_meta
+            assert torch.empty(2**45).untyped_storage().nbytes() == 2**47, "more than any machine has"
+            assert is_fake(torch.empty(3) + 1)
             raise KeyError
         assert not is_fake(torch.empty(3))
     assert not fake._building
@@ -228,7 +231,7 @@ def test_integers_leave_the_device_with_their_values_and_floats_without(gpu):
 # --- inferred results ------------------------------------------------------------------------------
 
 
-def test_calls_that_differ_in_what_their_result_depends_on_have_other_signatures():
+def test_calls_that_differ_in_what_their_result_depends_on_have_other_signatures(monkeypatch):
     def key(*args, **kwargs):
         return op_cache.call_signature(aten.add.Tensor, args, kwargs)[0]
 
@@ -237,6 +240,8 @@ def test_calls_that_differ_in_what_their_result_depends_on_have_other_signatures
     different = [a, a.double(), torch.empty(3, 2), torch.empty(3, 2).t(), torch.empty(9)[3:].view(2, 3), a.to("meta")]
     assert len({key(one) for one in different}) == len(different)
     assert len({key(one) for one in (1, 1.0, True, None, "1", torch.float32, [1], [[1]])}) == 8
+    monkeypatch.setattr(torch_distributed_private, "group_of", lambda one: SimpleNamespace(group_name=one.name))
+    assert key(SimpleNamespace(name="a")) == key(SimpleNamespace(name="a")) != key(SimpleNamespace(name="b"))
     assert op_cache.call_signature(aten.add.Tensor, [a, [b, (a,)]], {"out": b})[1] == [a, b, a, b]
 
 
