@@ -95,6 +95,7 @@ def test_a_real_tensor_that_took_in_unknown_numbers_is_uncertain(gpu):
     assert not known_values.is_uncertain(real) and known_values.is_uncertain(unknown(gpu, 1))
     real.copy_(unknown(gpu, 3))
     assert known_values.is_uncertain(real) and not known_values.is_uncertain(fresh)
+    assert known_values.is_uncertain(torch.zeros(1, dtype=torch.int64).copy_(unknown(gpu, 1)))
     assert not known_values.is_uncertain(torch.eye(2).to_sparse()) and not known_values.is_uncertain(real[:0])
 
 
