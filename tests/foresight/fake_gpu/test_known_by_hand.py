@@ -355,6 +355,7 @@ def test_torchs_functions_see_the_fake_device(gpu):
         assert known.tolist() == [0, 1] and known[1].item() == 1 and f"{real[0]:.1f}" == "1.0"
         assert bool(x.isfinite().all()) and not bool(x.isnan().any()) and not bool(torch.isinf(x).any())
         assert f"{x[0]:.2f}" == "1.00" and type(x[0].item()) is UnknownFloat
+        assert float.__eq__(x[0].item(), 1.0) and int(x[1]) == float(x[1]) == 1
         for call in (lambda: torch.ones(1).cuda(1), lambda: torch.ones(1).cuda(device=1)):
             with pytest.raises(Refusal, match="one GPU is followed"):
                 call()
