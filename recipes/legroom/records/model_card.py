@@ -84,6 +84,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     config, kind, adapter = outcome.config, _kind(outcome), _adapter(outcome.config)
     data, pretrained = config["data"], config["model"].get("pretrained")
     base = _public(pretrained) if pretrained else f"{config['model']['name']}, from random weights"
+    talks = "chat" in (data["name"], data.get("task"))
     about = DATA.get(data["name"]) or f"the data set {_public(data['path'])}"
     versions = outcome.environment["versions"] | {"legroom": VERSION, "peft": host.version("peft")}
     typed = [shown for each in outcome.overrides if (shown := _shown(each, data["name"] == "hub"))]
@@ -94,7 +95,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     elif use and adapter and kind != WRITES:
         use = CLASSIFIER.replace("BASE", base) if _is_id(str(pretrained)) else CLASSIFIER
     elif use and kind == WRITES:
-        talks, own_ends = "chat" in (data["name"], data.get("task")), bool(adapter) and says_ends
+        own_ends = bool(adapter) and says_ends
         lines_of_python = (
             WRITER.replace("IMPORTS", "GenerationConfig, pipeline" if own_ends else "pipeline")
             .replace("GIVEN", TALK if talks else '"a text"')
@@ -116,7 +117,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
         "What is here": what,
         "Data": about if rows is None else f"{about}; {rows:,} rows to train on",
         "Task": data["task"] if data.get("task") in ("regression", "multi_label") else kind[1],
-        "The loss is on": data.get("train_on"),
+        "The loss is on": data.get("train_on") if talks else None,
         "Training": f"{outcome.training.steps:,} steps, {outcome.training.samples:,} samples, "
         f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
         "Loss of the last step": outcome.training.final_loss,

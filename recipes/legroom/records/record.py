@@ -168,7 +168,8 @@ def quality(evaluation: Evaluation) -> str:
     if evaluation.accuracy is not None and evaluation.most_frequent_share is not None:
         found[0] += f" (the most frequent label alone: {evaluation.most_frequent_share:.1%})"
     found += [] if evaluation.pearson is None else [f"correlation {evaluation.pearson:.4f}"]
-    if not found and evaluation.perplexity is None and (evaluation.loss or math.inf) < LARGEST_EXPONENT:
+    loss = math.inf if evaluation.loss is None else evaluation.loss
+    if not found and evaluation.perplexity is None and loss < LARGEST_EXPONENT:
         return "no score"  # of random spans, or of numbers that are all the same
     perplexity = "not a number" if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"
     return ", ".join(found) or f"perplexity {perplexity}"

@@ -76,13 +76,14 @@ def _several(given: Path, runs: list[tuple[Record, Path]], use: str) -> str:
         talks = run[0].model is None or run[0].model.architecture.endswith(LANGUAGE_MODELS)
         return not talks, math.inf if found is None or math.isnan(found) else found
 
+    counted = f"{len(runs)} run{'s' * (len(runs) > 1)}"
     saved = sorted((run for run in runs if (run[1] / run_folder.MODEL_FOLDER).is_dir()), key=loss)
     if not saved:
         again = f"{_training(min(runs, key=loss)[0])} save.final=true"
-        return f"{given} holds {len(runs)} runs and no model. For the one of the lowest loss, type {again}"
+        return f"{given} holds {counted} and no model. For the one of the lowest loss, type {again}"
     others = ", ".join(str(folder) for _, folder in saved[1:6])
     others = f"; others with a model: {others}" if others else ""
-    return f"{given} holds {len(runs)} runs. For the one of the lowest loss, type {_using(use, saved[0][1])}{others}"
+    return f"{given} holds {counted}. For the one of the lowest loss, type {_using(use, saved[0][1])}{others}"
 
 
 def check_talks(folder: Path, found: Record | None, compare: bool) -> None:

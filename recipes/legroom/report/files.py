@@ -41,6 +41,7 @@ def _csv_line(run: Record, row: Row, keys: list[str]) -> dict[str, Any]:
         | _single_values(run.memory)
         | {f"{group.replace('-', '_')}_seconds": seconds.get(group) for group in OPERATION_GROUPS}
         | {f"evaluation_{key}": value for key, value in _single_values(run.evaluation).items()}
+        | {"train_evaluation_seconds": run.speed.evaluation_seconds}  # evaluation_seconds is that of the last one
         | {key: run.environment.get(key) for key in ("device_name", "jobs_at_once", "started_at")}
         | {
             "error_phase": error.phase,

@@ -1,0 +1,285 @@
+"""Decision tables of what reads, checks and words a record."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from known_values import known
+from made_up_records import job
+
+from legroom.records import atomic_file, messages, record, record_file, regular_file, run_folder, step_file, validate
+from legroom.records.messages import PhaseAdvanced, PhaseStarted, Progress, WarningRaised
+from legroom.records.printable import printable
+from legroom.records.record import Estimate, Evaluation, Memory, Operations
+
+# --- words -----------------------------------------------------------------------------------------
+
+SCORES = {
+    "accuracy": dict(accuracy=0.875),
+    "accuracy of one answer": dict(accuracy=0.875, most_frequent_share=0.75),
+    "a share alone": dict(most_frequent_share=0.75, perplexity=2.0),
+    "zero": dict(accuracy=0.0, f1=0.0, exact_match=0.0, pearson=0.0, most_frequent_share=0.0),
+    "all": dict(accuracy=0.5, f1=0.25, exact_match=0.125, pearson=-0.5, perplexity=3.0, most_frequent_share=0.4),
+    "correlation": dict(pearson=0.5),
+    "perplexity": dict(perplexity=2.345, loss=0.85),
+    "no score": dict(loss=0.85),
+    "just below what overflows": dict(loss=699.99),
+    "overflows": dict(loss=700.0),
+    "no loss": dict(),
+    "loss of nothing": dict(loss=0.0),
+}
+
+
+def test_the_scores_of_an_evaluation_are_worded(data_regression):
+    data_regression.check({name: record.quality(Evaluation(4, **scores)) for name, scores in SCORES.items()})
+
+
+@pytest.mark.parametrize(
+    "recipe, status, estimate, shown, verdict",
+    [
+        ("trainer", "ok", None, "ok", None),
+        ("trainer", "oom", None, "oom", None),
+        ("estimate", "oom", Estimate(False, -1, 2), "does not fit", "does not fit"),
+        ("estimate", "failed", Estimate(False, -1, 2, "tight"), "failed", "tight"),
+        ("estimate", "ok", Estimate(True, 1, 2), "ok", "fits"),
+        ("estimate", "ok", Estimate(False, 1, 2, "tight"), "tight", "tight"),
+        ("estimate", "ok", None, "ok", None),
+    ],
+)
+def test_the_status_of_an_estimate_is_its_verdict(recipe, status, estimate, shown, verdict):
+    found = job(status=status)
+    found.recipe, found.estimate = recipe, estimate
+    assert record.shown_status(found) == shown
+    assert (estimate and record.verdict_of(estimate)) == verdict
+
+
+def test_the_seconds_of_a_group_are_those_of_its_phases():
+    rows = [("a", 1), ("b", 2.5), ("a", 0.5), ("c", None), ("b", 0)]
+    groups: list[dict] = [{"group": group, "seconds": seconds} for group, seconds in rows]
+    assert Operations("cpu", [*groups, {"group": "d"}]).seconds() == {"a": 1.5, "b": 2.5}
+
+
+def test_a_ranks_memory_is_all_but_that_of_the_others():
+    found = Memory(1, 2, peak_phase="step", per_rank=[{}], all_ranks_bytes={"a": 1}, largest_bytes={"b": 2}).of_rank(3)
+    assert (found["rank"], found["parameters_bytes"], found["largest_bytes"]) == (3, 1, {"b": 2})
+    assert not {"per_rank", "all_ranks_bytes"} & found.keys()
+
+
+def test_a_key_of_a_job_counts_what_makes_another_run(monkeypatch):
+    """Twelve digits; an estimate reads the menus that other recipes do not."""
+    identities = {"recipe.name": {"run"}, "train.seed": {"run"}, "train.note": {"label"}, "compile": {"run"}}
+    monkeypatch.setattr(record, "identity_of", lambda key: identities.get(key, set()))
+    monkeypatch.setattr(record, "ESTIMATE_ONLY", ["compile"])
+    config = {"recipe": {"name": "trainer"}, "train": {"seed": 1, "note": 2}, "tracker": {"name": "x"}, "compile": 1}
+
+    def key(**changes):
+        return record.config_key(config | changes, {})
+
+    estimate = {"recipe": {"name": "estimate"}}
+    assert key() == "a6a715c72e67" == key(train={"seed": 1, "note": 3}) == key(compile=2) == key(tracker={"name": "y"})
+    assert key() != key(train={"seed": 2, "note": 2})
+    assert key(**estimate) != key(**estimate, compile=2) and key(**estimate) != key()
+
+
+@pytest.mark.parametrize(
+    "text, keep, shown",
+    [
+        ("plain ü 漢", "", "plain ü 漢"),
+        ("a\tb\x1b[31m", "", "a\\tb\\x1b[31m"),
+        ("a\nb\rc", "\n", "a\nb\\rc"),
+        ("right\u202eleft", "", "right\\u202eleft"),
+        ("\u2028\u2029\ud800", "", "\\u2028\\u2029\\ud800"),
+        ("no-break\xa0space\x00", "", "no-break\xa0space\\x00"),
+    ],
+)
+def test_what_a_terminal_would_act_on_is_shown_as_an_escape(text, keep, shown):
+    assert printable(text, keep) == shown
+
+
+# --- types -----------------------------------------------------------------------------------------
+
+VALUES = [None, True, 1, 1.5, -1e300, 1.1e300, -1.1e300, float("nan"), "a", [], [1], [None], ["a"], {}, {"a": 1}]
+VALUES += [{"a": None}, [[1.0]]]
+KINDS = [int, float, bool, str, list, dict, str | None, float | None, list[int], list[float], list[float | None]]
+KINDS += [dict[str, int], dict[str, float], list[list[float]], dict[str, dict]]
+
+
+def test_what_type_a_value_of_json_has(data_regression):
+    found = {str(kind): [repr(value) for value in VALUES if validate.has_type(value, kind)] for kind in KINDS}
+    data_regression.check(found)
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        ({}, None),
+        ({"train": None}, None),
+        ({"train": []}, "config.train is not a dictionary"),
+        ({"train": {"seed": None}}, None),
+        ({"train": {"seed": "1"}}, "config.train.seed is not <class 'int'>"),
+        ({"train": {"seed": 1, "of an older version": "x"}}, None),
+        ({"unknown": {"seed": "x"}}, None),
+        ({"compile": "yes"}, "config.compile is not <class 'bool'>"),
+        ({"resume": 3}, "config.resume is not str | None"),
+        ({"resume": "latest"}, None),
+    ],
+    ids=str,
+)
+def test_a_configuration_of_other_types_is_refused_by_its_key(config, said):
+    try:
+        record_file.check_config(config)
+        assert said is None
+    except ValueError as error:
+        assert str(error) == said
+
+
+@pytest.mark.parametrize(
+    "environment, said",
+    [
+        ({}, None),
+        ({"versions": {}, "variables": {}, "device": None, "device_name": "x"}, None),
+        ({"versions": None}, "environment.versions is not <class 'dict'>"),
+        ({"variables": []}, "environment.variables is not <class 'dict'>"),
+        ({"device": 1}, "environment.device is not str | None"),
+        ({"device_name": {}}, "environment.device_name is not str | None"),
+        ({"cpu": [1]}, None),
+    ],
+    ids=str,
+)
+def test_an_environment_of_other_types_is_refused_by_its_key(environment, said):
+    values = json.loads(record_file.to_json(job())) | {"environment": environment}
+    try:
+        assert record_file.from_values(values, "FILE").environment == environment and said is None
+    except ValueError as error:
+        assert str(error) == f"FILE is not a valid record: {said}"
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def test_a_records_bounds_are_those_of_long_runs():
+    assert (record_file.USUAL_BYTES, record_file.MOST_BYTES) == (65536, 268435456)
+    assert (step_file.MOST_BYTES, step_file.MOST_TEXT_BYTES) == (8388608, 33554432)
+
+
+def test_a_place_for_a_record_is_tried_before_the_run_and_left_clean(tmp_path, monkeypatch):
+    """A record of the usual size has to fit; what a killed run has left goes, what other files are named does not."""
+    left, others = [".result-x.json", ".result-probe.json"], [".result.json", "result-x.json", ".other-x.json"]
+    for name in (*left, *others):
+        (tmp_path / name).touch()
+    sizes, write = [], atomic_file.write
+    monkeypatch.setattr(atomic_file, "write", lambda path, content: sizes.append(len(content)) or write(path, content))
+    record_file.prepare(tmp_path)
+    assert sizes == [65536] and sorted(os.listdir(tmp_path)) == sorted(others)
+    with pytest.raises(OSError, match="No such file") as failed:
+        record_file.prepare(tmp_path / "missing")
+    assert failed.value.filename == str(tmp_path / "missing" / "result.json")
+
+
+@pytest.mark.parametrize(
+    "name, kind, said",
+    [
+        ("steps.jsonl", "pipe", "pipe"),
+        ("log.txt", "pipe", "pipe"),
+        ("log-rank3.txt", "pipe", "pipe"),
+        ("other.txt", "pipe", None),
+        ("log.txt", "file", None),
+        ("model", "file", "file"),
+        ("checkpoints", "file", "file"),
+        ("model", "link to nowhere", "file"),
+        ("model", "folder", None),
+        ("checkpoints", "folder", None),
+    ],
+)
+def test_a_file_in_the_way_of_a_run_is_refused(tmp_path, name, kind, said):
+    path = tmp_path / name
+    make = {
+        "pipe": os.mkfifo,
+        "file": Path.touch,
+        "folder": Path.mkdir,
+        "link to nowhere": lambda p: p.symlink_to("no"),
+    }
+    make[kind](path)
+    if said is None:
+        return run_folder.check_files(tmp_path)
+    texts = {"pipe": "a pipe has the name of one of the run's files", "file": "a file has the name of one of the run's"}
+    with pytest.raises(OSError, match=texts[said]) as refused:
+        run_folder.check_files(tmp_path)
+    assert refused.value.errno == (errno.EINVAL if said == "pipe" else errno.ENOTDIR)
+    assert refused.value.filename == str(path)
+
+
+def test_each_rank_has_a_log_of_its_own():
+    assert [run_folder.log_name(rank) for rank in range(3)] == ["log.txt", "log-rank1.txt", "log-rank2.txt"]
+
+
+def test_a_link_is_followed_where_that_is_wanted(tmp_path):
+    (tmp_path / "file").write_bytes(b"12")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "circle").symlink_to("circle")
+    assert regular_file.read(tmp_path / "link", 2) == b"12" == regular_file.read(tmp_path / "file", 2, False)
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        regular_file.read(tmp_path / "link", 2, follow_links=False)
+    with pytest.raises(OSError, match="Too many levels"):
+        regular_file.read(tmp_path / "circle", 2)
+    with pytest.raises(OSError, match="No such file"):
+        regular_file.read(tmp_path / "missing", 2, follow_links=False)
+    with pytest.raises(OSError, match="not a regular file"):
+        regular_file.read(tmp_path, 2)
+    opened = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    for _ in range(3):
+        with pytest.raises(OSError):
+            regular_file.open_regular(tmp_path)
+    assert not opened or len(os.listdir("/proc/self/fd")) == opened, "what is refused is closed"
+
+
+@pytest.mark.parametrize(
+    "text, constants, value", [(b"NaN", True, "nan"), (b"-Infinity", True, "-inf"), (b"[1]", False, [1])]
+)
+def test_constants_that_json_lacks_are_read_where_python_wrote_them(text, constants, value):
+    assert known(regular_file.decode_json(text, constants)) == value
+    if constants:
+        with pytest.raises(ValueError, match="is not a number of JSON"):
+            regular_file.decode_json(text)
+
+
+def test_a_timeline_is_packed_and_read_whole(tmp_path):
+    assert step_file.read(tmp_path) is None
+    step_file.write({"a": [1, 2.5]}, tmp_path)
+    once = (tmp_path / "step.json.gz").read_bytes()
+    step_file.write({"a": [1, 2.5]}, tmp_path)
+    assert (tmp_path / "step.json.gz").read_bytes() == once and step_file.read(tmp_path) == {"a": [1, 2.5]}
+    with pytest.raises(ValueError):
+        step_file.write({"a": float("nan")}, tmp_path)
+
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+def test_a_phase_without_steps_is_told_once_in_a_second(monkeypatch):
+    now, sent = [100.0], []
+    monkeypatch.setattr(messages.time, "monotonic", lambda: now[0])
+    found = job()
+    progress = Progress(sent.append, found)
+    progress.enter("eval", "evaluating", 9)
+    for step, at in enumerate((100.0, 100.99, 101.0, 101.5, 102.0), 1):
+        now[0] = at
+        progress.advance(step)
+    progress.warn("it is hot")
+    assert sent == [
+        PhaseStarted("eval", "evaluating", 9, 0),
+        *map(PhaseAdvanced, (1, 3, 5)),
+        WarningRaised("it is hot"),
+    ]
+    assert progress.phase == "eval" and found.warnings == ["it is hot"]
+
+
+def test_a_failure_of_a_rank_survives_its_way_to_other_machines():
+    failed = messages.RankFailed("oom", record.Error("step", "A", "b", "c", 3), True)
+    assert messages.RankFailed.from_dict(json.loads(json.dumps(failed.to_dict()))) == failed
+    calm = messages.RankFailed("failed", record.Error("load", "A", "b"))
+    assert messages.RankFailed.from_dict(calm.to_dict()) == calm and not calm.lost_contact
