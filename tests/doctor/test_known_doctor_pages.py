@@ -1,0 +1,369 @@
+"""Whole pages of the doctor for made-up findings, compared with those kept here; and its decisions as tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.config.target import Gpu
+from legroom.doctor import checks, faults, gpu_page, lines, page, probe
+from legroom.doctor.checks import Findings, Host, Package
+from legroom.machine import host
+from legroom.machine.nvml import Card, Driver
+from legroom.units import GIB, MIB
+
+CARD = Card(0, "GPU-0", "Card", (8, 0), 24 * GIB, 600 * MIB, (), 40, 280.0, 280.0, (), False)
+DRIVER = Driver("580.65", "13.0")
+PACKAGES = [
+    Package("torch", "2.11.0", "2.11", None),
+    Package("rich", "14.0", None, None),
+    Package("bitsandbytes", "0.50.1", "0.50", "8bit"),
+]
+HOST = Host(64 * GIB, True, True, {"outputs/": (Path("/disk/outputs"), 5 * GIB)}, {})
+MENUS = {"recipe": {"trainer": [], "accelerate": []}, "precision": {"fp32": [], "fp8": ["fp8 needs a GPU."]}}
+MENUS |= {"compile": {"true": ["it needs a compiler.", "it needs a compiler."]}}
+
+
+def card(index: int = 0, **changes: Any) -> Card:
+    return replace(CARD, index=index, uuid=f"GPU-{index}", name=f"Card {index}", **changes)
+
+
+def gpu(index: int) -> Gpu:
+    return Gpu(f"GPU-{index}", f"Card {index}", 24 * GIB, (8, 0))
+
+
+def found(*cards: Card, **changes: Any) -> Findings:
+    """A machine in good order with these cards."""
+    probes: dict[str, dict] = {"torch": {"cuda": "13.0"}, "torch on CUDA": {"count": len(cards)}, "bitsandbytes": {}}
+    for each in cards:
+        probes |= {f"torch on cuda:{each.index}": {"name": each.name}, f"bitsandbytes on cuda:{each.index}": {}}
+    gpus = tuple(gpu(each.index) for each in cards)
+    probes |= changes.pop("more_probes", {})
+    healthy = Findings("3.11", PACKAGES, DRIVER, list(cards), [], gpus, None, probes, HOST)
+    return replace(healthy, **changes)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    monkeypatch.setattr(host, "cpu_name", lambda: "Processor")
+    monkeypatch.setattr(host, "usable_cores", lambda: 4)
+    monkeypatch.setattr(host, "compiler", lambda: "g++")
+    monkeypatch.setattr(checks, "menus", lambda probes: MENUS)
+    monkeypatch.setattr(page.platform, "python_version", lambda: "3.12.1")
+    monkeypatch.setattr(faults.platform, "python_version", lambda: "3.12.1")
+
+
+MISSING = [
+    Package("torch", "2.10.0", "2.11", None, "ImportError: no"),
+    Package("datasets", "4.0", "4.0", None, "OSError: x"),
+    Package("omegaconf", None, "2.3", None),
+    Package("hydra-core", None, None, None),
+    Package("bitsandbytes", "0.49", "0.50", "8bit"),
+    Package("hydra-submitit-launcher", None, "1.2", "sweeps"),
+    Package("submitit", None, None, "sweeps"),
+    Package("of-nobody", None, None, "other"),
+    Package("flash-attn", None, None, ""),
+    Package("wandb", None, None, ""),
+]
+FULL = {"error": "OutOfMemoryError: CUDA OUT of memory."}
+MACHINES = {
+    "two cards": found(
+        card(0, processes=((7, "python", GIB), (8, "other", None)), celsius=80, throttled_by=("its heat", "its power")),
+        card(1, used_bytes=600 * MIB + 1, limit_watts=200.0, capability=(8, 9)),
+        links=[["X", "NV4", "PHB"], ["NV4", "X", "NV1"], ["PHB", "NV1", "X"]],
+        host=replace(HOST, fabric={"mlx5_0 port 1": "InfiniBand, 100 Gb/sec"}),
+        packages=[*PACKAGES, Package("flash-attn", "2.8", None, "")],
+    ),
+    "two cards without NVLink": found(card(0), card(1), links=[["X", "PHB"], ["PHB", "X"]]),
+    "two cards, links not known": found(card(0), card(1, mig=True)),
+    "one card of few facts": found(
+        replace(
+            CARD,
+            name=None,
+            uuid=None,
+            capability=None,
+            memory_bytes=None,
+            celsius=None,
+            limit_watts=None,
+            default_watts=None,
+        ),
+        links=[["X"]],
+    ),
+    "a full card": found(card(), more_probes={"torch on cuda:0": FULL, "bitsandbytes on cuda:0": FULL}),
+    "no card": found(
+        probes={"torch": {"cuda": None}, "bitsandbytes": {}, "bitsandbytes on cpu": {}},
+        driver=Driver(error="no NVIDIA driver"),
+        host=replace(HOST, cpu_bf16=False, memory_bytes=None, headers=False),
+        packages=[*PACKAGES, *MISSING[6:]],
+    ),
+    "no card and no reason": found(
+        driver=Driver(), probes={"torch": {"cuda": None}}, host=replace(HOST, cpu_bf16=None)
+    ),
+    "all is broken": found(
+        card(),
+        card(1),
+        python_bound="3.13",
+        packages=MISSING,
+        driver=Driver(None, None, "it does not match", True),
+        jobs_gpus=(gpu(0), gpu(1)),
+        jobs_error="NVMLError: lost",
+        more_probes={
+            "torch on CUDA": {"count": 1},
+            "bitsandbytes on cuda:0": {"error": "killed by SIGSEGV"},
+            "python": {"error": "no encodings"},
+        },
+        host=replace(HOST, disks={"outputs/": (Path("/x"), GIB - 1), "cache": (Path("/y"), GIB)}),
+    ),
+    "a CPU build beside a card": found(card(), probes={"torch": {"cuda": None}}, packages=[*PACKAGES, *MISSING[7:]]),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_doctors_page_is_as_it_was(name, file_regression):
+    shown = [f"{style:<6} | {text}".rstrip() for text, style in page.page(MACHINES[name]).lines]
+    broken = "\n".join(faults.broken(MACHINES[name]))
+    commands = "\n".join(f"{command} : {why}" for command, why in page.installs(MACHINES[name]))
+    file_regression.check("\n".join([*shown, "", broken, "", commands, ""]), extension=".txt")
+
+
+@pytest.mark.parametrize("compiler, headers, wanted", [("g++", True, 0), (None, True, 1), ("g++", False, 1)])
+def test_a_compiler_and_its_headers_are_both_needed(monkeypatch, compiler, headers, wanted):
+    monkeypatch.setattr(host, "compiler", lambda: compiler)
+    machine = found(card(), host=replace(HOST, headers=headers))
+    assert page.installs(machine) == [("sudo apt install g++ python3-dev", "compile=true")] * wanted
+    text = "\n".join(line for line, _ in page.page(machine).lines)
+    assert ("Python.h is missing" in text) == (not headers)
+
+
+@pytest.mark.parametrize(
+    "changes, text, style",
+    [
+        ({}, "280 W at most, 40 C", ""),
+        ({"limit_watts": 279.5}, "280 W at most, 40 C", ""),
+        ({"limit_watts": 279.4}, "279 W at most, below its default of 280 W, 40 C", "yellow"),
+        ({"default_watts": None, "limit_watts": 100.0}, "100 W at most, 40 C", ""),
+        ({"limit_watts": None}, "40 C", ""),
+        ({"celsius": 79}, "280 W at most, 79 C", ""),
+        ({"celsius": 80}, "280 W at most, 80 C (HOT)", "yellow"),
+        ({"celsius": None}, "280 W at most", ""),
+        ({"celsius": 0}, "280 W at most, 0 C", ""),
+        ({"throttled_by": ("a", "b")}, "280 W at most, 40 C, slowed down at this moment, by a and b", "yellow"),
+        ({"celsius": None, "limit_watts": None}, "not available", ""),
+    ],
+    ids=str,
+)
+def test_what_a_cards_power_and_heat_say(changes, text, style):
+    assert gpu_page.power_and_heat(replace(CARD, **changes)) == (text, style)
+
+
+@pytest.mark.parametrize(
+    "changes, said, style",
+    [
+        ({}, "uses it as cuda:1, and calls it Card 7", ""),
+        ({"name": "Card 7"}, "uses it as cuda:1", ""),
+        ({"uuid": None}, "not available", ""),
+        ({"uuid": "GPU-9"}, "does not see it: CUDA_VISIBLE_DEVICES hides it", ""),
+        ({"mig": True}, "gets one slice of it (MIG is on); the figures above are the whole GPU's", ""),
+        ({"uuid": "GPU-3"}, "did not get to use it, see below", "red"),
+    ],
+    ids=str,
+)
+def test_how_torch_uses_a_card(changes, said, style):
+    machine = found(jobs_gpus=(gpu(3), gpu(0)), more_probes={"torch on cuda:1": {"name": "Card 7"}})
+    assert gpu_page.torch_use(machine, replace(CARD, **changes)) == (said, style)
+    assert gpu_page.torch_use(replace(machine, jobs_error="x"), CARD) == ("not available", "")
+    build = replace(machine, probes={"torch": {"cuda": None}}, jobs_error="x")
+    assert gpu_page.torch_use(build, CARD) == ("cannot use it: this torch is a CPU build", "yellow")
+    assert gpu_page.torch_use(replace(machine, probes={"torch": {"error": "x"}}), CARD)[1] == "red"
+
+
+@pytest.mark.parametrize(
+    "changes, count",
+    [
+        ({}, 0),
+        ({"more_probes": {"torch on CUDA": {"count": 1}}}, 1),
+        ({"more_probes": {"torch on CUDA": {"count": 3}}}, 0),
+        ({"more_probes": {"torch on CUDA": {}}}, 0),
+        ({"more_probes": {"torch on cuda:0": {"error": "a"}, "torch on cuda:1": {"error": "b"}}}, 2),
+        ({"more_probes": {"torch on cuda:0": {"error": "a"}, "torch on CUDA": {"count": 1}}}, 1),
+        ({"more_probes": {"torch": {"cuda": None}, "torch on CUDA": {"count": 1}}}, 0),
+        ({"jobs_gpus": (), "more_probes": {"torch on CUDA": {"error": "x"}}}, 0),
+        ({"cards": [card(0), card(1, mig=True)], "more_probes": {"torch on CUDA": {"count": 1}}}, 0),
+    ],
+    ids=str,
+)
+def test_when_torch_is_broken_for_the_gpus(changes, count):
+    assert len(faults.torch_broken(found(card(0), card(1), **changes))) == count
+
+
+@pytest.mark.parametrize(
+    "package, probes, text, style",
+    [
+        (Package("torch", "2.11", "2.11", None), {}, "2.11        2.11 or newer", ""),
+        (Package("torch", "2.11", None, None), {"torch": {"cuda": None}}, "2.11        CPU build", ""),
+        (Package("torch", "2.11", None, None), {"torch": {"error": "x"}}, "2.11        ", ""),
+        (Package("torch", "2.11", None, None, "x"), {}, "2.11        BROKEN, see below", "red"),
+        (Package("rich", "1", "2", None), {}, "1           2 or newer; BROKEN, see below", "red"),
+        (Package("peft", None, "2", "peft"), {}, "not installed; for adapter=lora and qlora", ""),
+        (Package("new", None, "2", "x"), {}, "not installed; for some use", ""),
+        (Package("new", None, "2", None), {}, "not installed; needed", "red"),
+        (
+            Package("bitsandbytes", "1", None, ""),
+            {"bitsandbytes on cpu": {}, "bitsandbytes on cuda:0": {}, "bitsandbytes on cuda:1": FULL},
+            "1           8-bit AdamW works on cpu, cuda:0",
+            "",
+        ),
+        (
+            Package("bitsandbytes", "1", None, ""),
+            {"bitsandbytes on cpu": {"error": "x"}},
+            "1           BROKEN, see below",
+            "red",
+        ),
+    ],
+    ids=str,
+)
+def test_what_stands_behind_a_package(package, probes, text, style):
+    version, _, rest = text.partition("  ")
+    expected = version.ljust(14) + rest.strip() if package.version else text
+    assert page.version_row(found(probes=probes), package) == (expected, style)
+
+
+@pytest.mark.parametrize(
+    "package, command",
+    [
+        (Package("a", None, None, None), "pip install -e ."),
+        (Package("a", None, None, "8bit"), "pip install -e '.[8bit]'"),
+        (Package("wandb", None, None, ""), "pip install wandb"),
+        (Package("flash-attn", None, None, ""), "pip install flash-attn --no-build-isolation"),
+    ],
+)
+def test_how_a_package_is_installed(package, command, monkeypatch):
+    monkeypatch.setattr(checks, "CHECKOUT", Path("."))
+    assert package.install == command
+    monkeypatch.setattr(checks, "CHECKOUT", None)
+    assert package.install == command.replace("-e .", "legroom").replace("-e '.[", "'legroom[")
+
+
+TOPOLOGY = """\x1b[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity\x1b[0m
+GPU0\t X \tNV12\tPHB\t0-23
+GPU1\tNV12\t X \tPHB\t0-23
+NIC0\tPHB\tPHB\t X
+GPUs\tX
+
+Legend: X = Self
+"""
+
+
+def test_the_links_between_cards_are_read_as_nvidia_smi_prints_them(monkeypatch):
+    asked: list[dict] = []
+
+    def run(command, **options):
+        asked.append({"command": command} | options)
+        return type("Done", (), {"stdout": TOPOLOGY})
+
+    monkeypatch.setattr(checks.subprocess, "run", run)
+    assert checks.links(2) == [["X", "NV12"], ["NV12", "X"]]
+    assert asked == [
+        {"command": ["nvidia-smi", "topo", "-m"], "capture_output": True, "text": True, "timeout": 10, "check": True}
+    ]
+    for error in (OSError("none"), checks.subprocess.TimeoutExpired("nvidia-smi", 10)):
+        monkeypatch.setattr(checks.subprocess, "run", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        assert checks.links(2) == []
+
+
+@pytest.mark.parametrize(
+    "error, memory",
+    [
+        ("OutOfMemoryError: x", False),
+        ("CUDA error: Out Of Memory", True),
+        ("x", False),
+        ("", False),
+    ],
+)
+def test_want_of_memory_is_no_failure(error, memory):
+    assert probe.is_out_of_memory({"error": error}) is memory
+    kept = {} if memory else {"torch on a": error}
+    assert (
+        probe.failures({"torch on a": {"error": error}, "torch on b": {}, "other": {"error": "x"}}, "torch on") == kept
+    )
+    assert not probe.is_out_of_memory({})
+
+
+@pytest.mark.parametrize(
+    "code, errors, text",
+    [
+        (-11, "ignored", "its process was killed by SIGSEGV"),
+        (-9, "", "its process was killed by SIGKILL"),
+        (1, " a\nb \n", "its process ended with 1: b"),
+        (3, "", "its process ended with 3: "),
+    ],
+)
+def test_how_a_process_ended(code, errors, text):
+    assert probe._exit_text(code, errors) == text
+
+
+def test_a_page_has_eighty_columns_and_its_texts_begin_in_the_twenty_eighth():
+    out = lines.Page()
+    out.head("Title")
+    out.row("name", "word " * 20, "red")
+    out.row("a name of thirty characters...", "text")
+    out.head("Section")
+    out.wrapped("broken: ", "word " * 20)
+    assert out.lines == [
+        ("Title", "bold"),
+        ("  name" + " " * 21 + "word word word word word word word word word word", "red"),
+        (" " * 27 + "word word word word word word word word word word", "red"),
+        ("  a name of thirty characters...  text", ""),
+        ("", ""),
+        ("Section", "bold"),
+        ("broken: " + " ".join(["word"] * 14), ""),
+        ("    " + " ".join(["word"] * 6), ""),
+    ]
+    out.row("x", "y" * 90 + " " + "a-" * 30 + "b")
+    assert [text for text, _ in out.lines[-2:]] == ["  x" + " " * 24 + "y" * 90, " " * 27 + "a-" * 30 + "b"]
+    assert lines.cell("12345678", 10) == "12345678  " == lines.cell("12345678", 4) and len(lines.cell("1", 10)) == 10
+
+
+@pytest.mark.parametrize(
+    "text, known",
+    [
+        ("flags: sse avx512_bf16 x", True),
+        ("flags: amx_bf16", True),
+        ("Features: bf16", True),
+        ("flags: avx512 bf16x", False),
+        ("", False),
+        (None, None),
+    ],
+)
+def test_a_processors_bf16_is_read_from_its_flags(text, known, monkeypatch, tmp_path):
+    def read(path, *_, **__):
+        if text is None:
+            raise OSError("no such file")
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checks, "fabric_ports", dict)
+    assert checks.examine_host().cpu_bf16 is known
+
+
+@pytest.mark.parametrize(
+    "variables, folder",
+    [
+        ({}, "~/.cache/huggingface"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/huggingface"),
+        ({"HF_HOME": "/home of hf", "XDG_CACHE_HOME": "/xdg"}, "/home of hf"),
+        ({"HF_HUB_CACHE": "/hub", "HF_HOME": "/home of hf"}, "/hub"),
+        ({"HF_HUB_CACHE": "", "HF_HOME": ""}, "~/.cache/huggingface"),
+    ],
+    ids=str,
+)
+def test_the_disk_of_the_hubs_files_is_that_of_their_folder(variables, folder, monkeypatch):
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert checks.examine_host().disks["Hugging Face cache"][0] == Path(folder).expanduser()
