@@ -26,8 +26,8 @@ def two_digits(value: float) -> str:
     """330 for 327.4, 4.1 for 4.13."""
     if value <= 0:
         return "0"
-    digits = 1 - math.floor(math.log10(value))
-    return f"{round(value, digits):.{max(0, digits)}f}"
+    rounded = float(f"{value:.1e}")
+    return f"{rounded:.{max(0, 1 - math.floor(math.log10(rounded)))}f}"
 
 
 def interval_text(interval: Interval, unit: float = 1) -> str:

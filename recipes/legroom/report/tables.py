@@ -39,7 +39,8 @@ def number(value: float, digits: int = 4) -> str:
     """A number with this many significant digits, without an exponent: 14949, -9.313, 0.07830."""
     if not value:
         return "0"
-    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+    rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has two digits before the point
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(rounded)))}f}"
 
 
 def percent(value: float, base: float, decimals: int = 1) -> str:
