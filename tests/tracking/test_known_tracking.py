@@ -365,6 +365,18 @@ def test_an_online_run_says_where_it_is_and_how_it_is_sent(wandb, tmp_path):
     assert os.environ["WANDB_ERROR_REPORTING"] == "false" and troubles == []
 
 
+def test_nothing_of_this_machine_goes_to_wandb_but_what_the_record_says(wandb, tmp_path):
+    fake = wandb(url="")
+    fake.Settings.model_fields = dict.fromkeys([*wandb_run.QUIET, "init_timeout", "finish_timeout"])
+    assert wandb_run.WandbRun(tracked(tmp_path), pytest.fail).local, "a run without an address is one of this machine"
+    assert fake.settings.pop("stop_fn")() is None
+    on = {"silent", "disable_code", "disable_git", "x_disable_meta", "x_disable_machine_info", "x_disable_stats"}
+    off = {"symlink", "save_code", "x_save_requirements"}
+    expected: dict[str, Any] = dict.fromkeys(on | {"finish_timeout_raises"}, True) | dict.fromkeys(off, False)
+    expected |= {"console": "off", "init_timeout": 5.0, "finish_timeout": 8.0, "x_transaction_log_flush_interval": 1.0}
+    assert fake.settings == expected
+
+
 def test_a_run_that_cannot_go_online_is_offline_and_so_are_the_next(wandb, tmp_path):
     fake, troubles = wandb(fails=True), []
     run = wandb_run.WandbRun(tracked(tmp_path), troubles.append)
@@ -420,6 +432,8 @@ def test_a_sweeps_offline_runs_are_sent_by_one_command(tmp_path):
     assert wandb_run.WandbRun.sweep_line(tmp_path) == line
     assert local_runs.TensorboardRun.sweep_line(tmp_path) == f"tensorboard --logdir {tmp_path}"
     assert FakeRun.sweep_line(tmp_path) == ""
+    assert trackers.sweep_line(cfg(), tmp_path) == f"W&B: {line}"
+    assert trackers.sweep_line(cfg(), tmp_path / "other") == "" == trackers.sweep_line(cfg(mode="disabled"), tmp_path)
 
 
 # --- TensorBoard -------------------------------------------------------------------------------------

@@ -1,0 +1,434 @@
+"""The limits of what a checkpoint may hold, each with what lies on both sides of it; and what writing one leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from legroom.records import atomic_file, checkpoint_files, checkpoint_values
+from legroom.records.checkpoint_files import BrokenCheckpoint
+
+NAN, INFINITY, LARGEST = float("nan"), float("inf"), 2**53
+
+# --- values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape, offset, right",
+    [
+        ([6], [0], True),
+        ([], [], True),
+        ([0], [0], True),
+        ([LARGEST], [LARGEST], True),
+        ([LARGEST + 1], [0], False),
+        ([6], [LARGEST + 1], False),
+        ([6], [-1], False),
+        ([-1], [0], False),
+        ([6.0], [0], False),
+        ([True], [0], False),
+        ([6, 6], [0], False),
+        ([6], [0, 0], False),
+        ([1] * 64, [0] * 64, True),
+        ([1] * 65, [0] * 65, False),
+        (None, [0], False),
+        ([6], None, False),
+        ("6", ["0"], False),
+    ],
+    ids=range(17),
+)
+def test_a_box_has_sizes_of_as_many_dimensions(shape, offset, right):
+    assert checkpoint_values._is_box({"shape": shape, "offset": offset}) is right
+
+
+def states(**changes: Any) -> dict:
+    algorithm, keys, *rest = numpy.random.get_state()
+    python = list(random.getstate())
+    found = {"python": [3, [0] * 625, None], "numpy": ["MT19937", [0] * 624, 5, 0, 0.0], "torch": "00ff", "cuda": []}
+    assert len(python[1]) == 625 and len(keys) == 624 and algorithm == "MT19937" and len(rest) == 3
+    return found | changes
+
+
+STATES = {
+    "usual": ({}, True),
+    "a float in python's": ({"python": [3, [0] * 625, 0.5]}, True),
+    "another version of python's": ({"python": [2, [0] * 625, None]}, False),
+    "too few of python's": ({"python": [3, [0] * 624, None]}, False),
+    "too many of python's": ({"python": [3, [0] * 626, None]}, False),
+    "python's position at its end": ({"python": [3, [0] * 624 + [624], None]}, True),
+    "python's position beyond": ({"python": [3, [0] * 624 + [625], None]}, False),
+    "python's largest": ({"python": [3, [2**32 - 1] * 624 + [1], None]}, True),
+    "python's too large": ({"python": [3, [2**32] + [0] * 624, None]}, False),
+    "python's negative": ({"python": [3, [-1] + [0] * 624, None]}, False),
+    "python's float": ({"python": [3, [0.0] + [0] * 624, None]}, False),
+    "python's truth": ({"python": [3, [True] + [0] * 624, None]}, False),
+    "too few of numpy's": ({"numpy": ["MT19937", [0] * 623, 5, 0, 0.0]}, False),
+    "numpy's position at its end": ({"numpy": ["MT19937", [0] * 624, 624, 0, 0.0]}, True),
+    "numpy's position beyond": ({"numpy": ["MT19937", [0] * 624, 625, 0, 0.0]}, False),
+    "numpy's negative position": ({"numpy": ["MT19937", [0] * 624, -1, 0, 0.0]}, False),
+    "numpy's other algorithm": ({"numpy": ["PCG64", [0] * 624, 5, 0, 0.0]}, False),
+    "numpy's gauss": ({"numpy": ["MT19937", [0] * 624, 5, 1, 1]}, True),
+    "numpy's gauss a float": ({"numpy": ["MT19937", [0] * 624, 5, 1.0, 1.0]}, False),
+    "torch's empty": ({"torch": ""}, False),
+    "torch's half a byte": ({"torch": "00f"}, False),
+    "torch's capitals": ({"torch": "FF"}, False),
+    "torch's longest": ({"torch": "f" * 10**5}, True),
+    "torch's too long": ({"torch": "f" * (10**5 + 2)}, False),
+    "a card's": ({"cuda": ["00", "ff"]}, True),
+    "a card's wrong": ({"cuda": ["00", "zz"]}, False),
+    "a card's no text": ({"cuda": [0]}, False),
+    "one lacks": ({"cuda": None}, False),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_states_of_random_generators_are_as_they_accept_them(name):
+    changes, right = STATES[name]
+    assert checkpoint_values._are_random_states(states(**changes)) is right
+
+
+@pytest.mark.parametrize(
+    "value, right",
+    [
+        (None, True),
+        (True, True),
+        ("text", True),
+        (LARGEST, True),
+        (-LARGEST, True),
+        (LARGEST + 1, False),
+        (-LARGEST - 1, False),
+        (NAN, False),
+        (INFINITY, False),
+        ({"a": [1, {"b": [None, "c", 0.5]}]}, True),
+        ({"a": [1, {"b": [None, "c", NAN]}]}, False),
+        ([[], {}], True),
+        ((1,), False),
+    ],
+    ids=range(13),
+)
+def test_numbers_at_any_depth_are_bounded(value, right):
+    assert checkpoint_values._is_bounded(value) is right
+
+
+@pytest.mark.parametrize(
+    "values, right",
+    [
+        ({}, True),
+        ({"data": "0123456789abcdef"}, True),
+        ({"data": "0" * 15}, False),
+        ({"data": "0" * 17}, False),
+        ({"data": "0123456789ABCDEF"}, False),
+        ({"a" * 20: "0" * 16}, True),
+        ({"a" * 21: "0" * 16}, False),
+        ({"": "0" * 16}, False),
+        ({"a_b": "0" * 16}, True),
+        ({"a1": "0" * 16}, False),
+        ({f"n{chr(97 + n)}": "0" * 16 for n in range(16)}, True),
+        ({f"n{chr(97 + n)}": "0" * 16 for n in range(17)}, False),
+        ({"data": 3}, False),
+        (None, False),
+    ],
+    ids=range(14),
+)
+def test_fingerprints_are_short_names_and_sixteen_digits(values, right):
+    assert checkpoint_values.are_fingerprints(values) is right
+
+
+LISTS = ("losses", "seconds", "samples", "tokens", "learning_rates", "gradient_norms", "unpadded", "evaluations")
+
+
+def test_what_each_list_of_the_steps_takes():
+    values = {
+        "one": 1.5,
+        "truth": True,
+        "none": None,
+        "nan": NAN,
+        "infinity": INFINITY,
+        "text": "1",
+        "large": LARGEST + 2,
+    }
+    found = {name: [key for key, value in values.items() if checkpoint_values._fits(name, value)] for name in LISTS}
+    numbers, may_be_none = ["one"], ["one", "none", "nan", "infinity"]
+    assert found == {
+        "losses": ["one", "nan", "infinity"],
+        **dict.fromkeys(("seconds", "samples", "tokens"), numbers),
+        **dict.fromkeys(("learning_rates", "gradient_norms", "unpadded", "evaluations"), may_be_none),
+    }
+
+
+@pytest.mark.parametrize(
+    "change, right",
+    [
+        ({}, True),
+        ({"more": [1]}, True),
+        ({"more": 1}, False),
+        ({"losses": [1]}, False),
+        ({"losses": [1, 2, 3]}, False),
+        ({"evaluations": []}, True),
+        ({"evaluations": [{"step": 1}, {"step": 2}]}, True),
+        ({"evaluations": [{"step": 1}] * 3}, False),
+        ({"evaluations": [{"step": 1.0}]}, False),
+        ({"evaluations": [{"evaluation_loss": 1}]}, False),
+        ({"evaluations": [[1]]}, False),
+        ({"evaluations": [{"step": 1, "evaluation_loss": None}]}, True),
+        ({"evaluations": [{"step": 1, "evaluation_loss": "x"}]}, False),
+        *(({name: None}, False) for name in LISTS),
+    ],
+    ids=range(21),
+)
+def test_a_log_of_steps_has_an_entry_for_each(change, right):
+    log = {name: [1, 2] for name in LISTS if name != "evaluations"} | {"evaluations": [{"step": 2}]} | change
+    assert checkpoint_values._is_step_log(log, 2) is right
+    for name in change:
+        if change[name] is None:
+            assert not checkpoint_values._is_step_log({key: log[key] for key in log if key != name}, 2)
+
+
+WHOLE: dict[str, Any] = {
+    "files": {"rank-0.weights.safetensors": 1},
+    "config": {},
+    "fingerprints": {},
+    "step_log": {name: [] for name in LISTS},
+}
+
+
+@pytest.mark.parametrize(
+    "rank, change, said",
+    [
+        (0, {}, None),
+        (0, {"files": {"rank-1.weights.safetensors": 1}}, "files"),
+        (0, {"files": {"rank-0.unknown.safetensors": 1}}, "files"),
+        (0, {"files": None}, "files"),
+        (1, {"files": {"rank-1.weights.safetensors": 1}}, None),
+        (1, {"files": {"rank-1.weights.safetensors": 1}, "config": None, "step_log": None}, None),
+        (0, {"boxes": {"a": {"shape": [1], "offset": []}}}, "boxes"),
+        (0, {"boxes": {"a": 1}}, "boxes"),
+        (0, {"random": None}, "random states"),
+        (0, {"config": None}, "config's keys"),
+        (0, {"optimizer": {"states": {}}}, "optimizer's values"),
+        (0, {"optimizer": {"groups": []}}, "optimizer's states"),
+        (0, {"optimizer": {"groups": [], "states": {}}}, None),
+        (0, {"scheduler": []}, "scheduler's values"),
+        (0, {"scaler": []}, "scaler's values"),
+        (0, {"scaler": {"scale": 1.0}}, None),
+        (0, {"scaler": {"scale": NAN}}, "numbers"),
+        (0, {"scheduler": {"a": LARGEST + 1}}, "numbers"),
+        (0, {"optimizer": {"groups": [{"lr": INFINITY}], "states": {}}}, "numbers"),
+        (0, {"fingerprints": []}, "fingerprints"),
+        (0, {"step_log": {}}, "steps"),
+    ],
+    ids=range(21),
+)
+def test_what_is_wrong_with_a_ranks_values_is_named(rank, change, said):
+    known = ["rank-0.weights.safetensors", "rank-1.weights.safetensors"]
+    if said is None:
+        return checkpoint_values.check(WHOLE | change, rank, 0, known)
+    with pytest.raises(ValueError) as refused:
+        checkpoint_values.check(WHOLE | change, rank, 0, known)
+    assert str(refused.value) == f"its {said} are not as a training saves them"
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def write(run: Path, step: int, keep: int = 2, **how: Any) -> Path:
+    log = {name: [1] * step for name in LISTS if name != "evaluations"} | {"evaluations": []}
+    values = {"config": {}, "fingerprints": {}, "step_log": log}
+    return checkpoint_files.write(run, step, values, {"weights": {"a": torch.arange(2.0)}}, keep, **how)
+
+
+def test_a_manifest_says_what_every_file_holds(tmp_path):
+    folder = write(tmp_path, 2)
+    values = json.loads((folder / "manifest.json").read_text())
+    assert (values["format"], values["step"], values["ranks"]) == (1, 2, 1)
+    for name, (size, checksum) in values["files"].items():
+        assert (folder / name).stat().st_size == size and checkpoint_files.crc32(folder / name) == checksum
+    assert list(values["files"]) == ["rank-0.weights.safetensors", "rank-0.json"]
+    assert values.pop("crc32") == checkpoint_files.crc32_of_values(values)
+
+
+def test_a_checksum_is_that_of_all_blocks(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"123456789")
+    for size in (1, 4, 9, 10):
+        monkeypatch.setattr(checkpoint_files, "BLOCK_BYTES", size)
+        assert checkpoint_files.crc32(tmp_path / "file") == 0xCBF43926, "the check value of CRC-32"
+    assert checkpoint_files.crc32_of_values({"b": 1, "a": 2}) == checkpoint_files.crc32_of_values({"a": 2, "b": 1})
+
+
+def test_what_is_written_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """Every file, the folder's list of them, then the name, and then the list in which that stands."""
+    seen: list[str] = []
+    flush, rename = checkpoint_files._flush, os.rename
+    monkeypatch.setattr(checkpoint_files, "_flush", lambda path: seen.append(path.name) or flush(path))
+    monkeypatch.setattr(
+        checkpoint_files.os, "rename", lambda a, b: seen.append(f"{a.name} -> {b.name}") or rename(a, b)
+    )
+    write(tmp_path, 3)
+    unfinished = ".step-00000003.unfinished"
+    assert seen == [
+        "rank-0.weights.safetensors",
+        "rank-0.json",
+        "manifest.json",
+        unfinished,
+        f"{unfinished} -> step-00000003",
+        "checkpoints",
+    ]
+
+
+def test_every_rank_writes_its_files_and_rank_0_the_rest(tmp_path):
+    """The ranks meet before the files, after them, and when the checkpoint has its name."""
+    told: list[str] = []
+
+    def other() -> None:
+        told.append(",".join(sorted(path.name for path in (tmp_path / "checkpoints").iterdir())))
+        if len(told) == 2:
+            write(tmp_path, 1, rank=1, ranks=2)
+
+    folder = write(tmp_path, 1, ranks=2, barrier=other)
+    assert told == [".step-00000001.unfinished"] * 2 + ["step-00000001"]
+    assert checkpoint_files.verify(folder).step == 1 and len(checkpoint_files.verify(folder).ranks) == 2
+
+
+def test_a_failure_of_another_rank_leaves_the_folder_to_rank_0(tmp_path):
+    def fails() -> None:
+        raise KeyboardInterrupt
+
+    unfinished = tmp_path / "checkpoints" / ".step-00000001.unfinished"
+    unfinished.mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, 1, rank=1, ranks=2, barrier=fails)
+    assert unfinished.is_dir()
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, 1, barrier=fails)
+    assert not unfinished.exists()
+
+
+def test_the_checkpoints_of_a_run_go_and_other_files_stay(tmp_path):
+    for step in (1, 2, 3):
+        write(tmp_path, step, keep=9)
+    checkpoint_files.prune(tmp_path, 2, 1)
+    assert [path.name for path in checkpoint_files.found(tmp_path)] == ["step-00000002"]
+    (tmp_path / "checkpoints" / "mine").touch()
+    checkpoint_files.discard_all(tmp_path)
+    assert os.listdir(tmp_path / "checkpoints") == ["mine"]
+    (tmp_path / "checkpoints" / "mine").unlink()
+    checkpoint_files.discard_all(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+    checkpoint_files.discard_all(tmp_path)
+
+
+def test_only_folders_of_eight_to_fifteen_digits_are_checkpoints(tmp_path):
+    digits = {n: f"step-{'1' * n}" for n in (7, 8, 15, 16)}
+    for name in (*digits.values(), "step-0000000a", ".step-00000001.gone", "step-00000001.x"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [path.name for path in checkpoint_files.found(tmp_path)] == [digits[15], digits[8]]
+    assert checkpoint_files.folder_name(12) == "step-00000012" and checkpoint_files.found(tmp_path / "none") == []
+
+
+def test_what_killed_saves_have_left_goes_and_nothing_else(tmp_path):
+    inside, links = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    for folder in (".step-1.unfinished", ".step-2.gone", "step-00000003", ".other"):
+        (inside / folder / "deep").mkdir(parents=True)
+    for folder in (".model.unfinished", ".model.gone", ".model-differs.gone", "model", ".models"):
+        (tmp_path / folder / "deep").mkdir(parents=True)
+    links.mkdir()
+    (inside / ".step-4.gone").symlink_to(links)
+    (inside / ".step-5.unfinished").touch()
+    checkpoint_files.tidy(tmp_path)
+    assert sorted(os.listdir(inside)) == [".other", "step-00000003"]
+    assert sorted(os.listdir(tmp_path)) == [".models", "checkpoints", "elsewhere", "model"]
+
+
+def test_the_newest_of_one_name_takes_its_place(tmp_path):
+    new, old = tmp_path / ".new", tmp_path / "model"
+    for folder, text in ((new, "new"), (old, "old")):
+        folder.mkdir()
+        (folder / "file").write_text(text)
+    checkpoint_files.put_in_place(new, old)
+    assert (old / "file").read_text() == "new" and os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"step": -1}, "is not a manifest"),
+        ({"step": True}, "is not a manifest"),
+        ({"ranks": -1}, "is not a manifest"),
+        ({"ranks": None}, "is not a manifest"),
+        ({"files": None}, "is not a manifest"),
+        ({"step": 2}, "does not fit its folder"),
+        ({"ranks": 0}, "does not fit its folder"),
+        ({"ranks": 2}, "does not fit its folder"),
+        ({"ranks": 3}, "does not fit its folder"),
+        ({"files": {"rank-0.weights.safetensors": [1, 1]}}, "does not fit its folder"),
+        ({"files": {"rank-0.json": [1]}}, "names files that no checkpoint has"),
+        ({"files": {"rank-0.json": [1, 1, 1]}}, "names files that no checkpoint has"),
+        ({"files": {"rank-0.json": [1, True]}}, "names files that no checkpoint has"),
+        ({"files": {"rank-0.json": [1, -1]}}, "names files that no checkpoint has"),
+        ({"files": {"rank-0.json": "12"}}, "names files that no checkpoint has"),
+        ({"files": {"rank-1234567.json": [1, 1]}}, "names files that no checkpoint has"),
+        ({"format": 2}, "is of another format (2, not 1)"),
+        ({"format": "a" * 99}, "is of another format ('aaaaaaaaaaaaaaaaaaa, not 1)"),
+        ({"crc32": 1}, "is damaged"),
+    ],
+    ids=range(19),
+)
+def test_what_is_wrong_with_a_manifest_is_said(change, said, tmp_path):
+    folder = write(tmp_path, 1)
+    path = folder / "manifest.json"
+    values = json.loads(path.read_text()) | change
+    if "crc32" not in change:
+        del values["crc32"]
+        values["crc32"] = checkpoint_files.crc32_of_values(values)
+    path.write_text(json.dumps(values))
+    with pytest.raises(BrokenCheckpoint) as broken:
+        checkpoint_files.verify(folder)
+    assert str(broken.value) == f"{path} {said}"
+
+
+def test_bounds_of_files_are_those_of_the_largest_runs():
+    assert (checkpoint_files.MOST_MANIFEST_BYTES, checkpoint_files.MOST_JSON_BYTES) == (67108864, 268435456)
+    assert (checkpoint_files.FORMAT, checkpoint_files.BLOCK_BYTES) == (1, 4194304)
+
+
+# --- one file --------------------------------------------------------------------------------------
+
+
+def test_a_file_is_flushed_before_it_takes_the_place_of_the_old(tmp_path, monkeypatch):
+    path, told = tmp_path / "a.json", []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(atomic_file.os, "fsync", lambda number: told.append(os.fstat(number).st_size) or fsync(number))
+    monkeypatch.setattr(atomic_file.os, "replace", lambda a, b: told.append(Path(a).name) or replace(a, b))
+    atomic_file.write(path, b"12345")
+    assert told[0] == 5 and told[1].startswith(".a-") and told[1].endswith(".json") and path.read_bytes() == b"12345"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), OSError("no number"), KeyboardInterrupt()], ids=str)
+def test_a_file_that_could_not_be_written_is_named_and_leaves_nothing(error, tmp_path, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(atomic_file.os, "replace", fail)
+    with pytest.raises(type(error)) as failed:
+        atomic_file.write(tmp_path / "a.json", b"1")
+    assert os.listdir(tmp_path) == []
+    if isinstance(error, OSError):
+        assert isinstance(failed.value, OSError) and failed.value.filename == str(tmp_path / "a.json")
+        assert failed.value.strerror == (error.strerror or str(error))
+        with pytest.raises(OSError) as failed:
+            atomic_file.try_writing(tmp_path / "a.json", 3)
+        assert failed.value.filename == str(tmp_path / "a.json") and failed.value.errno == error.errno
+
+
+def test_a_name_of_special_characters_clears_its_own_files_alone(tmp_path):
+    names = [".a[1]-x.json", ".a1-x.json", ".a[1]-x.txt", ".a[1].json", "a[1].json"]
+    for name in names:
+        (tmp_path / name).touch()
+    atomic_file.clear(tmp_path / "a[1].json")
+    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
