@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from made_up_records import job
 
+from legroom import invocation
 from legroom.machine import host
 from legroom.records import model_card
 from legroom.records.record import Evaluation, Model, Record, Training
@@ -63,6 +64,7 @@ def test_the_card_of_a_model_is_as_it_was(name, file_regression, monkeypatch, tm
     outcome, rows = CARDS[name]
     monkeypatch.setattr(host, "version", lambda package: "0.18" if package == "peft" else None)
     monkeypatch.setattr(model_card, "VERSION", "0.1")
+    monkeypatch.setenv(invocation.VARIABLE, "/home/somebody/python /home/somebody/checkout/")  # no part of a card
     monkeypatch.chdir(tmp_path)
     parts = [model_card.text(outcome, rows)]
     with_ends = model_card.text(outcome, rows, says_ends=True)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from known_values import known
@@ -104,7 +105,20 @@ def test_what_a_terminal_would_act_on_is_shown_as_an_escape(text, keep, shown):
 
 VALUES = [None, True, 1, 1.5, -1e300, 1.1e300, -1.1e300, float("nan"), "a", [], [1], [None], ["a"], {}, {"a": 1}]
 VALUES += [{"a": None}, [[1.0]]]
-KINDS = [int, float, bool, str, list, dict, str | None, float | None, list[int], list[float], list[float | None]]
+KINDS: list[Any] = [
+    Any,
+    int,
+    float,
+    bool,
+    str,
+    list,
+    dict,
+    str | None,
+    float | None,
+    list[int],
+    list[float],
+    list[float | None],
+]
 KINDS += [dict[str, int], dict[str, float], list[list[float]], dict[str, dict]]
 
 
@@ -247,7 +261,7 @@ def test_constants_that_json_lacks_are_read_where_python_wrote_them(text, consta
             regular_file.decode_json(text)
 
 
-def test_a_timeline_is_packed_and_read_whole(tmp_path):
+def test_a_timeline_is_packed_and_read_whole(tmp_path, monkeypatch):
     assert step_file.read(tmp_path) is None
     step_file.write({"a": [1, 2.5]}, tmp_path)
     once = (tmp_path / "step.json.gz").read_bytes()
@@ -255,6 +269,11 @@ def test_a_timeline_is_packed_and_read_whole(tmp_path):
     assert (tmp_path / "step.json.gz").read_bytes() == once and step_file.read(tmp_path) == {"a": [1, 2.5]}
     with pytest.raises(ValueError):
         step_file.write({"a": float("nan")}, tmp_path)
+    monkeypatch.setattr(step_file, "MOST_TEXT_BYTES", 13)
+    assert step_file.read(tmp_path) == {"a": [1, 2.5]}, "of just as many bytes"
+    monkeypatch.setattr(step_file, "MOST_TEXT_BYTES", 12)
+    with pytest.raises(ValueError, match="holds more than 12 bytes"):
+        step_file.read(tmp_path)
 
 
 # --- messages --------------------------------------------------------------------------------------
@@ -276,6 +295,13 @@ def test_a_phase_without_steps_is_told_once_in_a_second(monkeypatch):
         WarningRaised("it is hot"),
     ]
     assert progress.phase == "eval" and found.warnings == ["it is hot"]
+
+
+def test_a_phase_without_steps_has_none_and_a_text_is_for_all():
+    sent: list = []
+    Progress(sent.append, job()).enter("load", "loading")
+    assert sent == [PhaseStarted("load", "loading", 0, 0)] == [PhaseStarted("load", "loading")]
+    assert messages.Shown("a text") == messages.Shown("a text", False)
 
 
 def test_a_failure_of_a_rank_survives_its_way_to_other_machines():
