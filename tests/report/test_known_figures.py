@@ -440,7 +440,8 @@ def test_which_conditions_a_row_meets(conditions, met):
     found = job(overrides=["+experiment=vanilla"])
     found.config_key = "abcdef012345"
     (made,) = rows.table([found]).rows
-    assert rows._meets(made, conditions) is met
+    made.runs.append(job(status="oom", error=OOM))  # a repeat, which has a key of its own
+    assert rows._meets(made, conditions) is met and made.done
 
 
 @pytest.mark.parametrize(

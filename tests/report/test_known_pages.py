@@ -253,7 +253,12 @@ def test_no_text_of_a_record_ends_a_script():
         embed.json_text(float("nan"))
 
 
+def test_a_record_of_somebody_else_opens_no_file_of_another_menu():
+    assert settings._option("../../etc", "x") == {} and settings._option("optim", "sgd")["name"] == "sgd"
+
+
 def test_what_pages_share_is_written_once_and_mended(tmp_path):
+    tmp_path /= "new folder"
     embed.write_shared(tmp_path)
     folder = tmp_path / "page"
     names = sorted(path.name for path in folder.iterdir())

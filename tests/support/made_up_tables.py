@@ -34,6 +34,7 @@ def measured() -> list[Record]:
         job("optim=ademamix", speed=14.0, memory=1700 * MIB, **card),
         job("optim=paged_adamw", status="timeout", error=Error("step", "Timeout", "60 seconds are over."), **card),
         job("optim=stable_adamw", speed=13.0, memory=2000 * MIB, **card),
+        job("optim=lion8bit", status="oom", error=OOM, **card),  # for the reason of another
     ]
     made[2].evaluation = Evaluation(4, 0.25, 0.75, 1.284, 0.1, f1=0.5, exact_match=0.125, pearson=-0.25)
     made[2].training.resumed_from_step = 7
