@@ -25,7 +25,7 @@ def measured() -> list[Record]:
         job("optim=adamw", speed=10.0, memory=1500 * MIB, **card),
         job("optim=adamw", "measure.repeat=1", "train.seed=1", speed=11.0, memory=1600 * MIB, **card),
         job("optim=sgd", speed=12.5, memory=900 * MIB, **card),
-        job("optim=lion", speed=10.6, memory=1550 * MIB, jobs_at_once=3, **card),
+        job("optim=lion", speed=10.6, memory=1550 * MIB, jobs_at_once=2, **card),
         job("optim=adafactor", status="oom", error=OOM, **card),
         job("optim=adafactor", "measure.repeat=1", status="oom", error=OOM, **card),
         job("optim=muon", status="killed", error=Error("forward", "Killed", "SIGKILL"), **card),
