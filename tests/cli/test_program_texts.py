@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import pytest
+from support.known_values import known
 
 from legroom.cli import check, check_levers, console, fit, measure
+from legroom.errors import Refusal
+from legroom.foresight.programs import check as programs
+from legroom.foresight.programs import measure as measured
+from legroom.foresight.programs import process, program_record, script_batch, try_levers
 from legroom.foresight.programs.command import Program
 from legroom.foresight.programs.measure import Measurement
 from legroom.foresight.programs.process import Outcome
+from legroom.foresight.programs.script_batch import Largest
 from legroom.foresight.programs.try_levers import Lever, Trial, Tryout
-from legroom.foresight.step_estimate import StepEstimate
+from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import Error, Estimate, Record
 from legroom.units import GIB, MIB
 
@@ -135,6 +143,159 @@ def test_what_makes_a_script_fit_is_in_its_record(made, fits, error, at):
     assert said[at] == [text] and made.warnings == [text] * fits
 
 
+# --- the whole command ------------------------------------------------------------------------------------------
+
+TRACEBACK = "loading\nTraceback (most recent call last)\n  File x\nValueError: no\n"
+
+
+def run_of(*names: str, used: int = 10, verdict: str = "fits", why: str = "", notes=()) -> programs.Checked:
+    """What a script came to on the GPUs of these names."""
+    outcome = Outcome(output=TRACEBACK if why else "", notes=list(notes), steps=0 if why else 2)
+    estimates = {} if why else {name: estimate(used, 0.1, verdict) for name in names}
+    gpus = {name: gpu_of(name) for name in names}
+    return programs.Checked(Program("file", "train.py", []), outcome, estimates, why, gpus=gpus)
+
+
+@pytest.fixture
+def typed(monkeypatch, tmp_path, capsys):
+    """typed(words, runs) -> what `check` prints and returns where the script comes to `runs`, and what it was asked."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)")
+
+    def typed(words: str, *runs: programs.Checked, **replaced: Any) -> dict[str, Any]:
+        asked: dict[str, Any] = {}
+
+        def followed(program, gpus, settings, progress):
+            asked.update(
+                settings=settings, argv=program.argv, gpus=list(gpus), draws=isinstance(progress, check.Progress)
+            )
+            return list(runs)
+
+        def tried(settings, first, _):
+            asked["tried"] = (settings.page, sorted(first.gpus))
+            return Tryout(first.estimates["l4_24gb"], True, [trial("--bf16", 4, 0.05)], trial("--bf16", 4, 0.05))
+
+        def largest(run, settings, flag, _):
+            asked.setdefault("largest", []).append((flag, sorted(run.gpus)))
+            return {name: replaced.get("batch") for name in run.gpus}
+
+        def write(into, found, records):
+            asked["written"] = {name: (made.status, made.program.options) for name, made in records.items()}
+            asked["levers"] = [made.estimate.levers for made in records.values() if made.estimate is not None]
+            return f"{into.name}/result.json"
+
+        monkeypatch.setattr(programs, "followed", replaced.get("followed", followed))
+        monkeypatch.setattr(programs, "on_cpu", replaced.get("on_cpu"))
+        monkeypatch.setattr(try_levers, "tried", tried)
+        monkeypatch.setattr(script_batch, "largest", largest)
+        monkeypatch.setattr(try_levers, "evaluated", lambda *_: replaced["evaluated"])
+        monkeypatch.setattr(program_record, "prepare", lambda into, names: asked.update(prepared=(into.name, names)))
+        monkeypatch.setattr(program_record, "write", write)
+        code = check.main(words.split())
+        said = capsys.readouterr()
+        return known({"code": code, "out": said.out.splitlines(), "err": said.err.splitlines()} | asked)
+
+    return typed
+
+
+def test_what_check_says_of_a_script_and_with_which_code_it_ends(typed, data_regression):
+    found = {
+        "fits": typed("--gpu l4_24gb train.py --lr 1", run_of("l4_24gb", notes=["seen"])),
+        "two": typed(
+            "--gpu l4_24gb,t4_16gb,l4_24gb --offline --strict --seconds 5 --gpus 4 --margin 0.5 -- train.py",
+            run_of("t4_16gb", used=2000, verdict="does not fit", notes=["seen"]),
+            run_of("l4_24gb", notes=["seen", "also"]),
+        ),
+        "within_budget": typed("--gpu l4_24gb --budget 10MiB train.py", run_of("l4_24gb")),
+        "above_budget": typed("--gpu l4_24gb --budget 9MiB train.py", run_of("l4_24gb")),
+        "no_verdict": typed(
+            "--gpu l4_24gb,t4_16gb train.py", run_of("l4_24gb", why="it asks for two"), run_of("t4_16gb")
+        ),
+        "json": typed("--gpu l4_24gb --json train.py", run_of("l4_24gb", notes=["seen"])),
+    }
+    data_regression.check(found)
+
+
+def test_what_is_asked_beside_a_check_is_said_and_entered_in_its_record(typed, data_regression):
+    one, two = trial("--batch 4", 9, 0.1), trial("--batch 5", why="too large")
+    batch = {"batch": Largest(one, two)}
+    found = {
+        "try": typed("--gpu l4_24gb --try --into x train.py", run_of("l4_24gb")),
+        "try_json": typed("--gpu l4_24gb --try --json train.py", run_of("l4_24gb")),
+        "batch": typed("--gpu l4_24gb,t4_16gb --largest-batch train.py", run_of("l4_24gb", "t4_16gb"), **batch),
+        "batch_json": typed("--gpu l4_24gb --batch-flag rows --json train.py", run_of("l4_24gb"), **batch),
+        "no_batch": typed("--gpu l4_24gb --largest-batch train.py", run_of("l4_24gb"), batch=Largest(None, two)),
+        "evaluation": typed(
+            "--gpu l4_24gb --evaluate --budget 10MiB train.py",
+            run_of("l4_24gb"),
+            evaluated={"l4_24gb": estimate(12, 0.1)},
+        ),
+        "smaller_evaluation": typed(
+            "--gpu l4_24gb --evaluate --budget 10MiB --json train.py",
+            run_of("l4_24gb"),
+            evaluated={"l4_24gb": estimate(8, 0.1)},
+        ),
+        "nothing_beside_what_failed": typed(
+            "--gpu l4_24gb --try --into x train.py", run_of("l4_24gb", why="it asks for two")
+        ),
+    }
+    data_regression.check(found)
+
+
+def test_what_a_step_keeps_on_a_cpu_is_said_in_words_and_as_json(typed, data_regression):
+    seen: list[Any] = []
+    parts = {"parameters": 4, "gradients": 3, "optimizer": 2, "activations": 1, "other": 0}
+    counted = {f"{part}_bytes": size * MIB for part, size in parts.items()} | {
+        "tensor_bytes": 9 * MIB,
+        "notes": ["first"],
+    }
+
+    def on_cpu(_, settings, progress):
+        seen.append((settings, isinstance(progress, check.Progress)))
+        return counted, Outcome(notes=["second"])
+
+    def not_followed(*_):
+        raise programs.NotFollowed(Outcome(output=TRACEBACK), "it ended early")
+
+    found: dict[str, Any] = {
+        "text": typed("--device cpu --strict --offline --seconds 5 train.py", on_cpu=on_cpu),
+        "json": typed("--device cpu --json train.py", on_cpu=on_cpu),
+        "not_followed": typed("--device cpu train.py", on_cpu=not_followed),
+    }
+    for word in ("--try", "--largest-batch", "--batch-flag rows", "--evaluate", "--into x"):
+        found[word] = typed(f"--device cpu {word} train.py", on_cpu=on_cpu)
+    data_regression.check(found | {"asked": known(seen)})
+
+
+@pytest.mark.parametrize(
+    "outcome, lines",
+    [
+        (
+            Outcome(status="failed", output="before\n" + TRACEBACK),
+            ["Traceback (most recent call last)", "  File x", "ValueError: no"],
+        ),
+        (Outcome(status=process.REFUSED, output=TRACEBACK), []),
+        (
+            Outcome(status="failed", output="\n".join(map(str, range(20))) + "\n\n"),
+            [str(each) for each in range(8, 20)],
+        ),
+        (Outcome(status="failed", output=""), []),
+    ],
+    ids=range(4),
+)
+def test_of_a_script_that_failed_the_last_twelve_lines_are_shown(outcome, lines):
+    assert check.tail_of(outcome) == "".join(f"  | {line}\n" for line in lines)
+
+
+def test_the_largest_tensors_are_five_and_stand_at_the_end_without_notes(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    made = f"{tmp_path}/train.py:3"
+    largest = [{"bytes": 2**40, "part": "activations", "made_by": made, "count": 1}] * 9
+    found = vars(estimate(1, 0.1)) | {"notes": (), "largest": largest}
+    lines = check.text_of(StepEstimate(**found)).splitlines()
+    assert lines[-6:] == ["  largest at the peak", *["  1,048,576.0 MiB  activations, train.py:3"] * 5]
+
+
 # --- measure ----------------------------------------------------------------------------------------------------
 
 FOUND = {
@@ -168,6 +329,56 @@ def test_without_a_prediction_there_is_one_column_and_skipped_steps_are_said():
     assert lines[1:3] == ["                          measured", "  tensor                   3.00 MiB"]
     assert lines[-2].startswith("  peak in the backward pass")
     assert lines[-1] == "  note: 2 steps were left out by a gradient scaler."
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--steps 1 train.py", "refused: --steps 1: it takes two steps until one is like every later one.\n"),
+        ("--steps 2", f"refused: {NO_SCRIPT}\n"),
+        ("missing.py", "refused: missing.py: there is no such file"),
+    ],
+)
+def test_what_measure_cannot_use_is_refused(words, said, capsys):
+    assert measure.main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_what_measure_says_writes_and_was_asked(monkeypatch, tmp_path, capsys, data_regression):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)")
+    asked: list[Any] = []
+
+    def measured_run(program, limits, steps, offline, progress):
+        asked.append((limits, steps, offline, progress.name))
+        if program.argv == ["fails"]:
+            raise programs.NotFollowed(Outcome(output=TRACEBACK), "it ended early")
+        return Measurement(Outcome(notes=["second"]), json.loads(json.dumps(FOUND)))
+
+    def predicted(program, _, settings):
+        asked.append(settings)
+        if program.argv == ["refused"]:
+            raise Refusal("it asks for two")
+        return {"tensor_bytes": 4.0 * MIB}
+
+    monkeypatch.setattr(measured, "measure", measured_run)
+    monkeypatch.setattr(measured, "predicted", predicted)
+    monkeypatch.setattr(measured, "write_shared", lambda done, path: asked.append(("written", path.name)))
+    found = {}
+    lines: list[str] = [
+        "train.py",
+        "--seconds 5 --offline --steps 3 --share x.json -- train.py refused",
+        "--no-prediction train.py",
+        "--json train.py",
+        "train.py fails",
+    ]
+    for words in lines:
+        asked.clear()
+        code = measure.main(words.split())
+        said = capsys.readouterr()
+        out, err = said.out.splitlines(), said.err.splitlines()
+        found[words] = known({"code": code, "out": out, "err": err, "asked": asked})
+    data_regression.check(found)
 
 
 # --- fit --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from made_up_records import job
+from support.made_up_records import job
 
 from legroom.cli import brief, summary
 from legroom.records import record, run_folder
