@@ -27,6 +27,7 @@ from legroom.cli.app.server import MOST_BYTES, Server
 from legroom.errors import Refusal
 from legroom.foresight import estimate_worker
 from legroom.machine import worker_environment
+from legroom.units import GIB
 
 CHOSEN = {"model": "bert_tiny", "gpu": "t4_16gb", "data.seq_len": 64, "batch.per_device": 2, "accumulation.steps": 1}
 PASTED = {"model": ""}
@@ -327,6 +328,64 @@ def test_a_closed_tab_prints_no_traceback_and_its_estimate_is_not_wanted(server,
         assert printed in (err := capfd.readouterr().err) and bool(printed) == bool(err)
 
 
+@pytest.fixture
+def sent(server):
+    """sent(method, path, body, **headers) -> (status, headers that matter, text, whether the connection is closed)."""
+
+    def sent(method, path, body=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        reply = connection.getresponse()
+        known = {name.lower(): value for name, value in reply.getheaders() if name not in ("Server", "Date")}
+        text = reply.read().decode()
+        assert int(known.pop("content-length")) == len(text.encode())
+        assert connection.sock is not None
+        try:
+            connection.sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            closed = connection.sock.recv(1) == b""
+        except ConnectionError:
+            closed = True
+        connection.close()
+        return {"status": reply.status, "headers": known, "text": text[:80], "closed": closed}
+
+    return sent
+
+
+def test_each_request_has_its_status_its_headers_and_its_text(sent, server, data_regression):
+    kind, question = {"Content_Type": "application/json"}, json.dumps(CHOSEN)
+    own = f"http://127.0.0.1:{server.server_address[1]}"
+    found = {
+        "page": sent("GET", "/"),
+        "script": sent("GET", "/app.js") | {"text": ""},
+        "style": sent("GET", "/app.css") | {"text": ""},
+        "an estimate's page": sent("GET", "/pages/3"),
+        "no page": sent("GET", "/pages/4"),
+        "a number of ten digits": sent("GET", "/pages/0000000003"),
+        "nine digits": sent("GET", "/pages/000000003"),
+        "estimate": sent("POST", "/estimate", question, **kind),
+        "its own page asks": sent("POST", "/estimate", question, Origin=own, **kind),
+        "another page asks": sent("POST", "/estimate", question, Origin="http://localhost:1", **kind),
+        "no JSON": sent("POST", "/estimate", question, Content_Type="text/plain"),
+        "another address": sent("POST", "/other", question, **kind),
+        "longest": sent("POST", "/estimate", question.ljust(MOST_BYTES), **kind),
+        "too long": sent("POST", "/estimate", "", Content_Length=str(MOST_BYTES + 1), **kind),
+        "no length": sent("POST", "/estimate", "", Content_Length="many", **kind),
+        "no choices": sent("POST", "/estimate", "[1]", **kind),
+        "advice": sent("POST", "/estimate", json.dumps(CHOSEN | {"advise": True}), **kind),
+        "advice of 1": sent("POST", "/estimate", json.dumps(CHOSEN | {"advise": 1}), **kind),
+    }
+    assert [each[-1] == "advise" for each in server.estimates.asked] == [False, False, False, True, False]
+    data_regression.check(found)
+
+
+def test_an_app_for_others_answers_under_any_name_and_yet_its_own_page_alone(sent, server):
+    server.only_loopback = False
+    kind = {"Content_Type": "application/json", "Host": "elsewhere.example:80"}
+    assert sent("GET", "/", Host="elsewhere.example")["status"] == 200
+    for origin, status in (("http://elsewhere.example:80", 200), ("http://other.example", 403)):
+        assert sent("POST", "/estimate", json.dumps(CHOSEN), Origin=origin, **kind)["status"] == status
+
+
 # --- the processes ---------------------------------------------------------------------------------------------
 
 
@@ -452,9 +511,48 @@ def test_the_memory_of_an_estimate_is_limited_and_the_end_is_said(forked, monkey
     assert 0 < limits[0] <= child.MOST_BYTES and ours
 
 
+@pytest.mark.parametrize(
+    "machine, most", [(None, 2 * GIB), (6 * GIB, 3 * GIB), (8 * GIB, 4 * GIB), (64 * GIB, 4 * GIB)]
+)
+def test_an_estimate_may_take_half_of_the_machine_and_four_gib_at_most(monkeypatch, machine, most):
+    monkeypatch.setattr(child.host, "memory_bytes", lambda: machine)
+    assert child.most_bytes() == most
+
+
+@pytest.mark.parametrize("advise", [True, False])
+def test_an_estimate_shares_its_simulation_and_advice_does_not(monkeypatch, tmp_path, advise):
+    monkeypatch.setattr(child, "_end_with_app", lambda _: None)
+    monkeypatch.setattr(worker_environment, "limit_data", lambda _: None)
+    timed, handled, asked = [], {}, []
+    monkeypatch.setattr(signal, "setitimer", lambda *arguments: timed.append(arguments))
+    monkeypatch.setattr(signal, "signal", handled.__setitem__)
+    monkeypatch.setattr(estimate_worker, "answer", lambda *arguments: asked.append(arguments))
+    monkeypatch.delenv(worker_environment.SIMULATIONS, raising=False)
+    pipe = SimpleNamespace()
+    for number in ("1", "2"):
+        child.run(["x"], tmp_path / "estimates" / number, pipe, advise, 7.0)  # type: ignore[arg-type]
+    assert asked == [(["x"], tmp_path / "estimates" / number, pipe, advise) for number in ("1", "2")]
+    shared = tmp_path / "estimates" / child.SHARED
+    assert os.environ.pop(worker_environment.SIMULATIONS, None) == (None if advise else str(shared))
+    assert shared.is_dir() is not advise and timed == [(signal.ITIMER_REAL, 7.0)] * 2
+    assert handled == {signal.SIGINT: signal.SIG_IGN, signal.SIGALRM: signal.SIG_DFL}
+
+
 @pytest.mark.parametrize("code, said", [(-6, "memory"), (-9, "memory"), (-14, "no answer after"), (3, "exit code 3")])
 def test_how_a_process_ended_is_said(code, said):
     assert said in _failed(code)["failed"]
+
+
+def test_a_process_without_an_answer_is_said_with_its_limit(monkeypatch):
+    monkeypatch.setattr("legroom.cli.app.estimates.most_bytes", lambda: 3 * GIB)
+    why = "the model or the rows are too large."
+    assert [_failed(code)["failed"] for code in (-14, -6, -9, 1, None)] == [
+        f"there is no answer after 180 seconds: {why}",
+        f"the estimate found no memory (it may take 3.0 GiB here, and ended with SIGABRT): {why}",
+        f"the estimate found no memory (it may take 3.0 GiB here, and ended with SIGKILL): {why}",
+        "the process of the estimate has ended (exit code 1).",
+        "the process of the estimate has ended (exit code None).",
+    ]
 
 
 @pytest.mark.parametrize("host, open_to_all", [("127.0.0.1", False), ("0.0.0.0", True)])

@@ -92,13 +92,11 @@ def _time(outcome: Record) -> str:
             f"{speed.train_seconds:.2f} s for {training.steps - (training.resumed_from_step or 0)} steps{since}"
         )
         if speed.step_seconds_median is not None:
-            milliseconds = speed.step_seconds_median * 1000
-            found.append(f"{milliseconds:,.0f} ms a step" if milliseconds >= 100 else f"{milliseconds:.3g} ms a step")
+            found.append(f"{units.digits(speed.step_seconds_median * 1000)} ms a step")
     if speed.samples_per_second is not None:
         rates = (speed.samples_per_second, speed.tokens_per_second or 0)
         samples, tokens = (float(predicted.two_digits(rate)) for rate in rates) if step is not None else rates
-        rate = f"{samples:,.0f}" if samples >= 100 else f"{samples:.3g}"
-        found.append(f"{rate} samples/s, {tokens:,.0f} tokens/s")
+        found.append(f"{units.digits(samples)} samples/s, {tokens:,.0f} tokens/s")
     cost = predicted.cost_of_million_tokens(outcome)
     found += [f"{predicted.two_digits(cost)} for a million tokens"] if cost is not None else []
     return ", ".join(found)
@@ -252,7 +250,7 @@ def _wrapped(name: str, text: str) -> str:
 
 
 def _filled(text: str, first: str, rest: str) -> str:
-    columns = min(max(shutil.get_terminal_size((80, 24)).columns, NARROWEST), WIDEST)
+    columns = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     return textwrap.fill(
         text, columns, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
