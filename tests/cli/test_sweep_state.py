@@ -1,0 +1,483 @@
+"""What a sweep knows of its jobs, says of each, and concludes: by made-up records and notes, without a job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+from support.known_values import known
+from support.made_up_records import OOM, job
+
+from legroom.cli import exit_codes, job_state, single_run, sweep, sweep_run
+from legroom.errors import Refusal
+from legroom.jobs import post_mortem
+from legroom.machine.worker_environment import SIMULATIONS
+from legroom.records import record, record_file
+from legroom.records.messages import StepsDone
+from legroom.records.record import Error, Memory, Record, Speed
+from legroom.units import GIB, MIB
+
+
+def ended(status: str = "ok", key: str = "own", **parts: Any) -> Record:
+    made = job(status=status)
+    made.config_key = key
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+# --- the folder of a job ------------------------------------------------------------------------------------------
+
+
+def folder_with(root: Path, content: Record | str | None, checkpoint: bool = True) -> Path:
+    """A job's folder called `own` with this record or text in its record's file, a file and a checkpoint."""
+    folder = root / "own"
+    folder.mkdir()
+    (folder / "steps.jsonl").touch()
+    (folder / "tracker").mkdir()
+    (folder / "link").symlink_to(folder / "tracker")
+    if checkpoint:
+        (folder / "checkpoints" / "step-00000002").mkdir(parents=True)
+    if isinstance(content, Record):
+        record_file.write(content, folder)
+    elif content is not None:
+        (folder / record_file.FILE_NAME).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize("status", record.STATUSES)
+def test_only_results_are_final(tmp_path, status):
+    found = sweep.final_record(folder_with(tmp_path, ended(status)))
+    assert (found is not None) is (status in ("ok", "oom", "refused"))
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        (None, None),
+        (ended(), None),
+        (ended(key="other"), "since it is that of another job, other."),
+        ("{", "since it cannot be used: "),
+    ],
+    ids=["none", "own", "another's", "broken"],
+)
+def test_a_record_that_is_not_the_jobs_own_is_named_and_not_taken(tmp_path, content, why):
+    folder = folder_with(tmp_path, content)
+    said = sweep.unusable_record(folder)
+    assert (said is None) is (why is None) and (why or "") in (said or "")
+    assert (sweep.final_record(folder) is not None) is (isinstance(content, Record) and content.config_key == "own")
+
+
+@pytest.mark.parametrize(
+    "content, resume, checkpoint, stays",
+    [
+        (None, False, True, False),
+        (None, True, True, True),
+        (None, True, False, False),
+        (ended("preempted"), False, True, True),
+        (ended("preempted"), False, False, False),
+        (ended("preempted", "other"), False, True, False),
+        (ended("failed"), False, True, False),
+        (ended("failed"), True, True, True),
+        ("{", False, True, True),
+        ("{", False, False, False),
+    ],
+    ids=range(10),
+)
+def test_what_an_unfinished_job_left_stays_where_it_can_be_resumed(tmp_path, content, resume, checkpoint, stays):
+    folder = folder_with(tmp_path, content, checkpoint)
+    before = sorted(path.name for path in folder.iterdir())
+    sweep.clear(folder, resume)
+    assert sorted(path.name for path in folder.iterdir()) == (before if stays else [])
+
+
+# --- what is known of jobs ----------------------------------------------------------------------------------------
+
+
+def test_each_job_is_a_line(data_regression):
+    refused, failed = Error("load", "Refusal", "no GPU"), Error("step", "ValueError", "no\nsecond line")
+    nothing = {"memory": Memory(), "speed": Speed()}
+    lines = {
+        "both": sweep.job_line(ended(memory=Memory(peak_tensor_bytes=3 * MIB, device_used_bytes=5 * MIB)), 1, ["a=1"]),
+        "tensors": sweep.job_line(ended(memory=Memory(peak_tensor_bytes=3 * MIB)), 12, ["a=1", "b=2"], "done before"),
+        "nothing": sweep.job_line(ended(**nothing), 3, []),
+        "slow": sweep.job_line(ended(speed=Speed(samples_per_second=0.04), memory=Memory()), 3, ["a=1"]),
+        "refused": sweep.job_line(ended("refused", error=refused, **nothing), 3, ["a=1"]),
+        "failed": sweep.job_line(ended("failed", error=failed, **nothing), 100, ["a=1"]),
+        "oom": sweep.job_line(ended("oom", error=OOM, **nothing), 3, ["a=1"]),
+    }
+    data_regression.check(lines)
+
+
+@pytest.mark.parametrize(
+    "launcher, jobs, most, at_once",
+    [
+        ({}, 9, None, 1),
+        ({"_target_": "x.BasicLauncher", "n_jobs": 4}, 9, None, 1),
+        ({"_target_": "x.joblib_launcher.JoblibLauncher"}, 9, None, 1),
+        ({"_target_": "x.joblib_launcher.JoblibLauncher", "n_jobs": 0}, 9, None, 1),
+        ({"_target_": "x.joblib_launcher.JoblibLauncher", "n_jobs": 2}, 9, None, 2),
+        ({"_target_": "x.joblib_launcher.JoblibLauncher", "n_jobs": -1}, 9, None, 6),
+        ({"_target_": "x.joblib_launcher.JoblibLauncher", "n_jobs": -3}, 9, None, 4),
+        ({"_target_": "x.submitit_launcher.LocalLauncher"}, 9, 4, 4),
+        ({"_target_": "x.submitit_launcher.LocalLauncher"}, None, None, 2),
+        ({"_target_": "x.submitit_launcher.SlurmLauncher"}, 9, 4, 1),
+    ],
+    ids=range(10),
+)
+def test_how_many_jobs_run_at_once_is_read_from_the_launcher(monkeypatch, launcher, jobs, most, at_once):
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    values = OmegaConf.create({"launcher": launcher, "job": {"num": 7}, "sweeper": {"max_batch_size": most}})
+    found = sweep.job_environment(values, jobs)  # type: ignore[arg-type]
+    assert (found["jobs_at_once"], found["job_number"]) == (at_once, 7)
+    assert found["started_at"].endswith("+00:00") and len(found["started_at"]) == len("2026-01-02T03:04:05.678+00:00")
+
+
+class Typed:
+    """An override as Hydra parses it. count: its values in a sweep; 0: as many as a sweeper draws."""
+
+    def __init__(self, key: str, count: int | None):
+        self.key, self.count = key, count
+
+    def is_sweep_override(self) -> bool:
+        return self.count is not None
+
+    def is_discrete_sweep(self) -> bool:
+        return bool(self.count)
+
+    def get_key_element(self) -> str:
+        return self.key
+
+    def sweep_string_iterator(self):
+        return iter(range(self.count or 0))
+
+
+@pytest.mark.parametrize(
+    "typed, argv, expected",
+    [
+        ([], (), (1, set())),
+        ([("a", None)], (), (1, set())),
+        ([("a", 2), ("+b", 3), ("c", None)], (), (6, {"a", "b"})),
+        ([("a", 2), ("b", 0)], (), (None, {"a", "b"})),
+        ([("a", 0), ("b", 2)], (), (None, {"a", "b"})),
+        ([("a", 2)], ("hydra/sweeper=optuna",), (None, {"a"})),
+        ([("a", 2)], ("hydra/launcher=joblib",), (2, {"a"})),
+    ],
+    ids=range(7),
+)
+def test_the_jobs_of_a_sweep_are_counted_where_they_can_be(monkeypatch, typed, argv, expected):
+    monkeypatch.setattr(sweep.hydra_private, "parse_overrides", lambda _: [Typed(*each) for each in typed])
+    assert sweep.count_jobs(sweep.Sweep("s", Path("conf"), argv)) == expected
+
+
+@pytest.mark.parametrize(
+    "swept, shown", [(set(), ["+a=1", "b=2", "c.d=3"]), ({"a", "c.d"}, ["+a=1", "c.d=3"]), ({"x"}, [])]
+)
+def test_a_job_is_called_by_what_tells_it_from_others(swept, shown):
+    assert sweep.distinguishing_overrides(["+a=1", "b=2", "c.d=3"], swept) == shown
+
+
+def test_a_command_that_has_ended_or_whose_number_another_has_does_not_run():
+    started = psutil.Process().create_time()
+    own = sweep.Sweep("s", Path("conf"), (), os.getpid(), started)
+    assert own.command_runs()
+    assert not sweep.Sweep("s", Path("conf"), (), os.getpid(), started - 1).command_runs()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    born = psutil.Process(child).create_time()
+    assert not sweep.Sweep("s", Path("conf"), (), child, born).command_runs(), "a zombie"
+    os.waitpid(child, 0)
+    assert not sweep.Sweep("s", Path("conf"), (), child, born).command_runs()
+
+
+def test_the_sweep_of_a_process_has_its_command_line_and_its_start(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", "a=1,2"])
+    made = sweep.new(tmp_path)
+    assert (made.conf, made.argv, made.pid) == (tmp_path, ("-m", "a=1,2"), os.getpid()) and made.command_runs()
+    assert made.name.endswith(f"-{os.getpid()}") and len(made.name.split("-")) == 3
+
+
+def test_a_note_has_the_record_of_a_job_that_starts_and_leaves_no_other_file(tmp_path):
+    ours = sweep.Sweep("a", tmp_path)
+    ours.note(tmp_path, 3, "own", sweep.STARTED, ["one"], ended())
+    (note,) = ours.jobs(tmp_path)
+    assert record_file.from_values(note["record"]).config_key == "own"
+    ours.note(tmp_path, 3, "own", "ok", ["two"])
+    assert ours.jobs(tmp_path) == [{"job": 3, "key": "own", "status": "ok", "lines": ["one", "two"], "record": None}]
+    assert [path.name for path in (tmp_path / sweep.JOBS_FOLDER / "a").iterdir()] == ["3.json"]
+
+
+def test_one_fork_server_serves_all_jobs_and_its_workers_share_a_folder(monkeypatch):
+    started, at_exit = [], []
+
+    class Server:
+        def __init__(self):
+            started.append(os.environ[SIMULATIONS])
+
+        def close(self):
+            at_exit.append("closed")
+
+    monkeypatch.setattr(sweep, "_fork_servers", [])
+    monkeypatch.setattr(sweep.fork_client, "ForkServer", Server)
+    monkeypatch.setattr(sweep.atexit, "register", at_exit.append)
+    first = sweep.fork_server()
+    assert sweep.fork_server() is first and len(started) == 1 and SIMULATIONS not in os.environ
+    assert os.path.dirname(started[0]) == tempfile.gettempdir() and os.path.isdir(started[0])
+    assert at_exit[1] == first.close and len(at_exit) == 2
+    at_exit[0]()
+    assert not os.path.exists(started[0])
+
+
+# --- its state on the screen --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "jobs, done, running, left",
+    [
+        (None, [10.0], 0.0, None),
+        (3, [], 0.0, None),
+        (3, [10.0], 4.0, 16.0),  # one more, and 6 s of the one that runs
+        (3, [10.0, 20.0], 4.0, 11.0),
+        (3, [10.0], 25.0, 10.0),  # the one that runs is late
+        (1, [10.0], 0.0, 0.0),
+    ],
+)
+def test_the_time_that_is_left_is_that_of_the_jobs_to_come(monkeypatch, jobs, done, running, left):
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(job_state, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    state = job_state.SweepState(jobs)
+    for seconds in done:
+        state.began = clock.now
+        clock.now += seconds
+        state.job_ends(ran=True)
+    state.began = clock.now
+    clock.now += running
+    assert state.seconds_left() == left
+
+
+@pytest.mark.parametrize(
+    "used, limit, said",
+    [
+        (GIB // 2, GIB, "memory 0.5 of 1.0 GiB (50%)"),
+        (MIB, GIB - 1, "memory 1.0 of 1024.0 MiB (0%)"),
+        (3 * MIB, None, "memory 3.0 of 0.0 MiB"),
+        (None, 4 * MIB, "memory 0.0 of 4.0 MiB (0%)"),
+    ],
+)
+def test_the_memory_in_use_has_the_unit_of_what_there_is(used, limit, said):
+    assert job_state.memory_text(StepsDone(1, 0.5, 1.0, used, limit)) == said
+
+
+@pytest.mark.parametrize(
+    "seconds, said",
+    [(None, ""), (0, "0:00:00"), (59.6, "0:01:00"), (3599, "0:59:59"), (3600, "1:00:00"), (90061, "25:01:01")],
+)
+def test_a_time_has_hours_minutes_and_seconds(seconds, said):
+    assert job_state.clock(seconds) == said
+
+
+# --- a job in it --------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """One job of a sweep, whose run is played."""
+
+    def __init__(self, monkeypatch, folder: Path):
+        self.monkeypatch, self.folder = monkeypatch, folder
+        self.sweep = sweep.Sweep("s", Path("conf"), ("-m", "a=1,2"), os.getpid())
+        self.seen: list[Any] = []
+        self.cfg = types.SimpleNamespace(objective=None, resume=None)
+        self.in_task = False
+        monkeypatch.setattr(sweep_run.submitit_jobs, "enter", lambda _: self.in_task)
+        monkeypatch.setattr(sweep_run.submitit_jobs, "preemptible", self.preemptible)
+        monkeypatch.setattr(sweep_run.sweeps, "end_with_command", lambda _: self.seen.append("ends with the command"))
+        monkeypatch.setattr(sweep_run.sweeps, "count_jobs", lambda _: (2, {"a"}))
+        monkeypatch.setattr(sweep_run.sweeps, "fork_server", lambda: "server")
+        monkeypatch.setattr(sweep_run.compose, "menu_folders", lambda _: [])
+        monkeypatch.setattr(sweep_run.report, "prepare", lambda: self.seen.append("pictures are prepared"))
+        monkeypatch.setattr(sweep_run, "_states", {})
+
+    @contextlib.contextmanager
+    def preemptible(self, in_task):
+        yield lambda: self.seen.append("requeued")
+
+    def run(
+        self, number=0, status: str | Exception = "ok", problems=(), sweeper="x.BasicSweeper", made=True, **launcher
+    ):
+        outcome = ended("failed", "own", overrides=["a=1", "b=2"]) if made else None
+
+        def run_in(folder, job, display, source):
+            self.seen.append((folder.name, source, display.position, display.quiet, job.group, list(job.differs)))
+            self.seen.append(
+                [job.cfg.resume, job.record.config.get("resume"), [text[:65] for text in job.record.warnings]]
+            )
+            if isinstance(status, Exception):
+                raise status
+            job.record.status = status
+            record_file.write(job.record, folder)
+            return job.record
+
+        cfg = self.cfg if made else None
+        self.monkeypatch.setattr(sweep_run.compose, "prepare", lambda *_: (cfg, outcome, list(problems)))
+        self.monkeypatch.setattr(single_run, "run_in", run_in)
+        values = {"job": {"num": number}, "sweeper": {"_target_": sweeper}, "launcher": launcher}
+        self.seen.clear()
+        found = sweep_run.run_in_sweep(None, OmegaConf.create(values), self.sweep, self.folder)  # type: ignore[arg-type]
+        return found
+
+    def notes(self) -> list[list[Any]]:
+        return [[each["job"], each["key"], each["status"], each["lines"]] for each in self.sweep.jobs(self.folder)]
+
+
+@pytest.fixture
+def played(monkeypatch, tmp_path) -> Job:
+    return Job(monkeypatch, tmp_path / "s")
+
+
+def test_a_job_runs_once_and_is_said_noted_and_returned(played, capsys, data_regression):
+    found: dict[str, Any] = {}
+
+    def did(name: str, **more: Any) -> None:
+        returned = played.run(**more)
+        said = capsys.readouterr()
+        shown = {"returned": list(returned), "out": said.out.splitlines(), "err": said.err.splitlines()}
+        found[name] = known(shown | {"seen": list(played.seen), "notes": played.notes()})
+
+    did("first", number=0)
+    did("the same again", number=1)
+    played.sweep = sweep.Sweep("later", Path("conf"), ("-m", "a=1,2"), os.getpid())
+    sweep_run._states.clear()
+    did("done before", number=0)
+    (played.folder / "own" / record_file.FILE_NAME).write_text("{")
+    (played.folder / "own" / "checkpoints" / "step-00000002").mkdir(parents=True)
+    did("damaged", number=1)
+    (played.folder / "own" / record_file.FILE_NAME).unlink()
+    played.cfg.resume = None
+    did("side by side", number=2, _target_="joblib", n_jobs=2)
+    (played.folder / "own" / record_file.FILE_NAME).unlink()
+    did("refused", number=3, problems=["no"], status="refused")
+    data_regression.check(found)
+
+
+def test_a_job_that_cannot_be_is_said_and_noted(played, capsys, data_regression):
+    found: dict[str, Any] = {}
+    unwritten = post_mortem.UnwrittenRecord(OSError(28, "No space left", "s/own"), ended("ok", overrides=["a=1"]))
+    cases: dict[str, dict[str, Any]] = {
+        "no configuration": {"made": False, "problems": ["one", "two"]},
+        "no objective": {"sweeper": "x.Optuna"},
+        "locked": {"status": Refusal("another command is training in this folder.")},
+        "unwritable": {"status": OSError(13, "Permission denied", "s/own")},
+        "unwritten": {"status": unwritten},
+        "preempted": {"status": "preempted"},
+        "interrupted": {"status": "interrupted"},
+    }
+    for name, more in cases.items():
+        returned = played.run(**more)
+        said = capsys.readouterr()
+        shown = {"returned": list(returned), "out": said.out.splitlines(), "err": said.err.splitlines()}
+        found[name] = known(shown | {"notes": played.notes(), "requeued": "requeued" in played.seen})
+        played.sweep = sweep.Sweep(name, Path("conf"), ("-m",), os.getpid())
+    data_regression.check(found)
+
+
+def test_a_task_notes_its_start_and_leaves_its_lines_to_the_command(played, capsys):
+    played.in_task = True
+    played.run(number=1)
+    ((number, key, status, lines),) = played.notes()
+    assert (number, key, status) == (1, "own", "ok") and lines == capsys.readouterr().out.splitlines()
+    assert ("own", None, "2/2", True, "s", ["a=1"]) in played.seen and "ends with the command" not in played.seen
+    played.run(number=2, status=Refusal("locked"))
+    (played.folder / "own" / record_file.FILE_NAME).unlink()
+    played.run(number=3, status=Refusal("locked"))
+    assert played.notes()[-1] == [3, "own", "refused", ["locked"]]
+
+
+def test_the_number_of_an_objective_goes_to_the_sweeper(played, monkeypatch):
+    monkeypatch.setattr(sweep_run.objective, "value", lambda cfg, outcome: 2.5)
+    played.cfg.objective = "training.final_loss"
+    assert played.run(sweeper="x.Optuna") == ("ok", 2.5)
+    played.cfg.objective = None
+    assert played.run(number=1) == ("ok", None)
+
+
+def test_a_rank_other_than_0_runs_without_a_folder_or_has_the_status_that_is_there(played, monkeypatch):
+    rank = types.SimpleNamespace(is_main=False)
+    monkeypatch.setattr(sweep_run.rank_info, "current_rank", lambda: rank)
+    monkeypatch.setattr(
+        single_run, "run_nonzero_rank", lambda outcome, problems: f"ran {outcome.config_key} {problems}"
+    )
+    assert played.run(problems=["x"]) == ("ran own ['x']", None) and not played.folder.exists()
+    rank.is_main = True
+    assert played.run() == ("ok", None)
+    rank.is_main = False
+    assert played.run() == ("ok", None)
+
+
+# --- its end ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def concluded(monkeypatch, tmp_path, capsys):
+    """concluded(notes, statuses, argv, **replaced) -> what is printed at the end of a sweep, and the exit code."""
+    made: list[Path] = []
+    monkeypatch.setattr(
+        sweep_run.report, "make", lambda folders, folder: (None, [Path("table.md"), Path("index.html")])
+    )
+    monkeypatch.setattr(sweep_run.screen_table, "screen_text", lambda _: "THE TABLE")
+    monkeypatch.setattr(sweep_run.trackers, "close", lambda: made.append(Path("closed")))
+    monkeypatch.chdir(tmp_path)
+
+    def concluded(statuses: list[str], own: tuple[str, ...] = (), argv=("-m",), line="", saves=False, broken=False):
+        folder = Path(f"sweep{len(made)}-{len(list(tmp_path.iterdir()))}")
+        ours = sweep.Sweep("s", Path("conf"), argv)
+        for number, status in enumerate(statuses):
+            ours.note(folder, number, f"key{number}", status)
+            (folder / f"key{number}").mkdir()
+            if not broken:
+                record_file.write(
+                    ended(status if status in record.STATUSES else "ok", f"key{number}"), folder / f"key{number}"
+                )
+        monkeypatch.setattr(sweep_run.trackers, "sweep_line", lambda *_: line)
+        monkeypatch.setattr(sweep_run.save, "final_by_default", lambda cfg, in_sweep: saves and not in_sweep)
+        made.clear()
+        code = sweep_run.conclude(ours, folder, list(own or statuses))
+        said = capsys.readouterr()
+        texts = [text.replace(str(folder), "FOLDER").splitlines() for text in (said.out, said.err)]
+        return {"code": code, "out": texts[0], "err": [text[:60] for text in texts[1]], "closed": bool(made)}
+
+    return concluded
+
+
+def test_a_sweep_ends_with_its_table_what_is_missing_and_its_code(concluded, data_regression):
+    data_regression.check(
+        {
+            "nothing": concluded([]),
+            "invalid": concluded(["ok", "invalid"]),
+            "all ok": concluded(["ok", "oom"], line="look here", saves=True),
+            "save typed": concluded(["ok"], argv=("-m", "save.final=false"), saves=True),
+            "still running": concluded(["ok", "started"]),
+            "failed": concluded(["ok", "failed", "killed"]),
+            "refused": concluded(["ok", "refused"]),
+            "refused cards": concluded(["ok", "refused"], argv=("-m", "gpu=glob(*)")),
+            "all cards refused": concluded(["refused"], argv=("-m", "gpu=glob(*)")),
+            "interrupted": concluded(["ok", "interrupted"]),
+            "interrupted before a job": concluded(["ok"], own=("interrupted",)),
+            "preempted": concluded(["ok", "preempted"]),
+            "the sweeper failed": concluded(["ok"], own=("ok", "failed")),
+            "no report": concluded(["ok"], broken=True),
+        }
+    )
+
+
+def test_the_codes_are_those_of_the_documentation():
+    assert (exit_codes.REFUSED, exit_codes.OUT_OF_MEMORY, exit_codes.INTERRUPTED) == (2, 3, 130)
+    assert exit_codes.OF_STATUS == {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
