@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -143,6 +144,12 @@ def test_what_makes_a_script_fit_is_in_its_record(made, fits, error, at):
     assert said[at] == [text] and made.warnings == [text] * fits
 
 
+@pytest.mark.parametrize("together", [None, trial("--bf16", 400, 0.05, "does not fit"), trial("--fp8", why="no card")])
+def test_what_makes_no_script_fit_is_no_warning_of_its_record(made, together):
+    check_levers.enter(Tryout(estimate(1000, 0.1), False, [trial("--bf16", 400, 0.05)], together), made)
+    assert made.warnings == [] and [each["words"] for each in made.estimate.levers] == ["--bf16"]
+
+
 # --- the whole command ------------------------------------------------------------------------------------------
 
 TRACEBACK = "loading\nTraceback (most recent call last)\n  File x\nValueError: no\n"
@@ -180,7 +187,13 @@ def typed(monkeypatch, tmp_path, capsys):
             return {name: replaced.get("batch") for name in run.gpus}
 
         def write(into, found, records):
-            asked["written"] = {name: (made.status, made.program.options) for name, made in records.items()}
+            asked["written"] = {
+                name: (made.status, made.program.options, made.program.largest_batch, made.memory.peak_reserved_bytes)
+                for name, made in records.items()
+            }
+            asked["evaluations"] = [
+                made.estimate and made.estimate.evaluation_reserved_bytes for made in records.values()
+            ]
             asked["levers"] = [made.estimate.levers for made in records.values() if made.estimate is not None]
             return f"{into.name}/result.json"
 
@@ -235,6 +248,18 @@ def test_what_is_asked_beside_a_check_is_said_and_entered_in_its_record(typed, d
             run_of("l4_24gb"),
             evaluated={"l4_24gb": estimate(8, 0.1)},
         ),
+        "nothing_beside_what_failed_in_part": typed(
+            "--gpu l4_24gb,t4_16gb --largest-batch train.py",
+            run_of("l4_24gb"),
+            run_of("t4_16gb", why="it asks for two"),
+            **batch,
+        ),
+        "written": typed(
+            "--gpu l4_24gb --evaluate --batch-flag rows --into x train.py",
+            run_of("l4_24gb"),
+            evaluated={"l4_24gb": estimate(12, 0.1)},
+            **batch,
+        ),
         "nothing_beside_what_failed": typed(
             "--gpu l4_24gb --try --into x train.py", run_of("l4_24gb", why="it asks for two")
         ),
@@ -280,8 +305,9 @@ def test_what_a_step_keeps_on_a_cpu_is_said_in_words_and_as_json(typed, data_reg
             [str(each) for each in range(8, 20)],
         ),
         (Outcome(status="failed", output=""), []),
+        (Outcome(status="failed", output="out of luck"), ["out of luck"]),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_of_a_script_that_failed_the_last_twelve_lines_are_shown(outcome, lines):
     assert check.tail_of(outcome) == "".join(f"  | {line}\n" for line in lines)
@@ -289,11 +315,13 @@ def test_of_a_script_that_failed_the_last_twelve_lines_are_shown(outcome, lines)
 
 def test_the_largest_tensors_are_five_and_stand_at_the_end_without_notes(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    made = f"{tmp_path}/train.py:3"
-    largest = [{"bytes": 2**40, "part": "activations", "made_by": made, "count": 1}] * 9
+    made = f"{tmp_path}{os.sep}train.py:3"
+    largest = [{"bytes": 2**40, "part": "activations", "made_by": made, "count": 1} for _ in range(9)]
     found = vars(estimate(1, 0.1)) | {"notes": (), "largest": largest}
     lines = check.text_of(StepEstimate(**found)).splitlines()
     assert lines[-6:] == ["  largest at the peak", *["  1,048,576.0 MiB  activations, train.py:3"] * 5]
+    largest[0]["count"] = 2
+    assert check.text_of(StepEstimate(**found)).splitlines()[-5].endswith("train.py:3, 2 of 1,048,576.0")
 
 
 # --- measure ----------------------------------------------------------------------------------------------------
