@@ -59,6 +59,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "one GPU": {"gpus": 1, "mode": "ddp"},
     "two GPUs": {"gpus": 2},
     "most GPUs": {"gpus": 1024, "mode": "zero"},
+    "too many GPUs": {"gpus": 1025},
     "a limit": {LIMIT: 0.5},
     "the largest limit": {LIMIT: 1024},
     "a limit that is too large": {LIMIT: 1024.5},

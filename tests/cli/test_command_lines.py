@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made_up_records import CONF
 from hydra.errors import HydraException
 from support.known_values import known
+from support.made_up_records import CONF
 
 from legroom import invocation
 from legroom.cli import argv, commands, console, entry_point, flags, help_text, train

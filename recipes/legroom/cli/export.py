@@ -85,7 +85,7 @@ def gguf(folder: Path, run: Path) -> str:
         whole = _merged_folder(folder)
         if not whole.is_dir():
             steps = [f"{invocation.command('export')} {shlex.quote(str(run))} --merge"]
-    path, file = shlex.quote(str(whole)), shlex.quote(str(whole.with_name(f"{whole.name}.gguf")))
+    path, file, small = (shlex.quote(str(whole.with_name(f"{whole.name}{end}"))) for end in ("", ".gguf", "-q4.gguf"))
     steps += [
         f"git clone --depth 1 {LLAMA_CPP}",
         "python -m venv gguf-env     # its packages are pinned to other versions than ours",
@@ -99,7 +99,7 @@ def gguf(folder: Path, run: Path) -> str:
             *(f"  {step}" for step in steps),
             "",
             "It says so where it does not know a model's architecture or tokenizer. For a quarter of the size, build",
-            f"llama.cpp and type: llama-quantize {file} {file.removesuffix('.gguf')}-q4.gguf Q4_K_M",
+            f"llama.cpp and type: llama-quantize {file} {small} Q4_K_M",
         ]
     )
 
@@ -135,8 +135,8 @@ def _to_hub(folder: Path, name: str, public: bool, run: Path) -> str:
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
         said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise Refusal(
-            f"--hub {name}: {said} A repository that exists already is left as it is; to write into it, type "
-            f"hf upload {name} {shlex.quote(str(folder))}."
+            f"--hub {name}: {said.rstrip('.')}. A repository that exists already is left as it is; to write into it, "
+            f"type hf upload {name} {shlex.quote(str(folder))}."
         ) from None
     return f"Uploaded, {kind}: {made}"
 
