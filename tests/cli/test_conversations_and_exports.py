@@ -193,8 +193,14 @@ def model_in(run: str, adapter: str | None = None, **files: Any) -> Path:
 
 
 def test_how_a_gguf_file_is_made_is_said_or_why_there_is_none(exported, data_regression):
-    published = {"tokenizer_config": {}, "tokenizer": {"model": {"vocab": {str(n): n for n in range(258)}}}}
-    of_bytes = {"tokenizer_config": {}, "tokenizer": {"model": {"vocab": {str(n): n for n in range(257)}}}}
+    published: dict[str, Any] = {
+        "tokenizer_config": {},
+        "tokenizer": {"model": {"vocab": {str(n): n for n in range(258)}}},
+    }
+    of_bytes: dict[str, Any] = {
+        "tokenizer_config": {},
+        "tokenizer": {"model": {"vocab": {str(n): n for n in range(257)}}},
+    }
     model_in("whole", **published)
     model_in("no vocabulary", tokenizer_config={}, tokenizer={"model": {}})
     model_in("sentencepiece", tokenizer_config={})

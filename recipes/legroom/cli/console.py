@@ -76,8 +76,10 @@ class Console:
     def on_message(self, message: Message) -> None:
         """Show a message of the worker."""
         if isinstance(message, PhaseStarted):
-            total, name = message.total or None, self._can_show(message.name)  # None: a bar without an end
-            self.progress.reset(self.task, description=name, total=total, completed=message.step, text="")  # type: ignore[arg-type]
+            self.progress.tasks[0].total = (
+                message.total or None
+            )  # a bar without an end; for `reset` None changes nothing
+            self.progress.reset(self.task, description=self._can_show(message.name), completed=message.step, text="")
         elif isinstance(message, StepsDone | PhaseAdvanced):
             self._advance(message)
         elif isinstance(message, WarningRaised):

@@ -1,0 +1,172 @@
+"""What a job's screen shows, on a terminal and off one, and what is printed where a terminal knows few letters."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import rich.console
+from support.made_up_records import job
+
+from legroom.cli import brief, console
+from legroom.cli.console import Console
+from legroom.records.messages import Estimated, PhaseAdvanced, PhaseStarted, Shown, StepsDone, WarningRaised
+from legroom.units import GIB
+
+DONE = StepsDone(2, 0.5, 12.0, GIB, 2 * GIB)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the test moves: clock.now, in seconds."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """stderr is a terminal of 100 columns, which keeps what it gets."""
+    stream = io.StringIO()
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+@pytest.mark.parametrize(
+    "encoding, name", [("utf-8", "dots"), ("UTF-16", "dots"), ("ascii", "line"), ("latin-1", "line")]
+)
+def test_a_spinner_is_one_that_the_terminal_can_show(encoding, name):
+    assert console.spinner(encoding) == name
+
+
+@pytest.mark.parametrize(
+    "number, jobs, left, label, above",
+    [
+        (0, None, None, "", ""),
+        (1, None, None, "a=1", "1  a=1"),
+        (1, 7, 65.0, "a=1 b=2", "1/7  0:01:05 left  a=1 b=2"),
+        (2, 7, None, "", "2/7"),
+    ],
+)
+def test_above_the_bar_stands_where_a_sweep_is(number, jobs, left, label, above):
+    screen = Console(label, number, jobs, left=lambda: left)
+    assert screen.lines() == (above, "")
+    screen.latest = DONE
+    assert screen.lines() == (above, "  loss 0.5000  12.0 samples/s  memory 1.0 of 2.0 GiB (50%)")
+
+
+def test_off_a_terminal_a_line_a_minute_says_how_far_it_is(clock, capsys):
+    screen = Console()
+    assert not screen.draws and screen.progress.disable
+    screen.on_message(PhaseStarted("train", "training", 10))
+    screen.on_message(DONE)
+    clock.now += 59.9
+    screen.on_message(StepsDone(3, 0.4, 12.0))
+    clock.now += 0.1
+    screen.on_message(StepsDone(4, 0.25, 12.34))
+    screen.on_message(PhaseStarted("eval", "evaluating", 0, 1))
+    clock.now += 60
+    screen.on_message(PhaseAdvanced(3))
+    assert capsys.readouterr().err.splitlines() == [
+        "2/10  loss 0.5000  12.0 samples/s",
+        "4/10  loss 0.2500  12.3 samples/s",
+        "evaluating 3/0",
+    ]
+    (task,) = screen.progress.tasks
+    assert (task.total, task.completed) == (None, 3) and screen.latest == StepsDone(4, 0.25, 12.34)
+    in_sweep = Console("a=1", 1)
+    in_sweep.on_message(PhaseStarted("train", "training", 10))
+    in_sweep.on_message(DONE)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_messages_are_printed_where_they_are_meant_and_nobody_is_disturbed(monkeypatch, capsys, number, quiet):
+    screen = Console("", number, quiet=quiet)
+    monkeypatch.setattr(brief, "answer", lambda outcome: f"the answer of {outcome.recipe}")
+    shown: list[Any] = []
+    monkeypatch.setattr(brief, "brief", lambda *given: shown.append(given) or "the summary")
+    record = job()
+    with screen:
+        screen.on_message(WarningRaised("of the \x1b[1mmodel"))
+        screen.on_message(Shown("of every\n\trun"))
+        screen.on_message(Shown("of one run", of_one_run=True))
+        screen.on_message(Estimated(record))
+    screen.finish(record, Path("x"))
+    warned = [] if quiet else ["warning: of the \\x1b[1mmodel"]
+    lines = [*warned, *([] if quiet else ["of every", "\trun"]), *([] if quiet or number else ["of one run"])]
+    said = capsys.readouterr()
+    assert [line.expandtabs() for line in said.err.splitlines()] == [line.expandtabs() for line in lines]
+    assert said.out.splitlines() == ["the answer of trainer"] * (not quiet) + ["the summary"]
+    assert shown == [(record, Path("x"), not quiet, set() if quiet else {"of the \x1b[1mmodel"}, False)]
+
+
+def test_on_a_terminal_the_bar_stands_between_two_lines(terminal):
+    screen = Console("optim=a[b]", 2, 7, left=lambda: 65.0)
+    assert screen.draws and not screen.progress.disable and screen.progress.live.transient
+    screen.on_message(PhaseStarted("train", "train[ing]", 10))
+    screen.on_message(DONE)
+    parts: list[Any] = list(screen.progress.get_renderables())
+    above, bar, below = parts
+    assert [above.plain, below.plain] == ["2/7  0:01:05 left  optim=a[b]", screen.lines()[1]]
+    assert above.no_wrap and above.overflow == "crop" and len(bar.columns) == 6
+    assert [column.no_wrap for column in bar.columns] == [True, True, False, True, True, True]
+    rich.console.Console(file=terminal, width=100, force_terminal=True, color_system=None).print(bar)
+    shown = terminal.getvalue()
+    assert "train[ing]" in shown and "2/10" in shown and "left" not in shown
+    assert len(list(Console().progress.get_renderables())) == 1, "without a sweep and before the first step"
+    assert Console("", 1, quiet=True).progress.disable
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_not_drawn_on(terminal, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert not Console().draws and Console().progress.disable
+
+
+class Narrow(io.TextIOWrapper):
+    """A stream of one encoding."""
+
+    def __init__(self, encoding: str):
+        super().__init__(io.BytesIO(), encoding=encoding)
+
+    def text(self) -> str:
+        self.flush()
+        return self.buffer.getvalue().decode(self.encoding)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "encoding, shown",
+    [("utf-8", "a─│é€\n\tb\\x07\n"), ("ascii", "a-|\\xe9\\u20ac\n\tb\\x07\n"), ("latin-1", "a-|é\\u20ac\n\tb\\x07\n")],
+)
+def test_what_a_terminal_cannot_show_is_written_in_ascii(monkeypatch, encoding, shown):
+    stream = Narrow(encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    console.say("a─│é€\n\tb\x07")
+    assert stream.text() == shown
+
+
+def test_rank_0_alone_prints(monkeypatch, capsys):
+    monkeypatch.setattr(console.rank_info, "current_rank", lambda: SimpleNamespace(is_main=False))
+    console.say("one")
+    console.say_problems(["two"])
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(console.rank_info, "current_rank", lambda: SimpleNamespace(is_main=True))
+    console.say("one")
+    console.say_problems(["two", "three"])
+    assert capsys.readouterr() == ("one\n", "refused: two\nrefused: three\n")
+
+
+def test_a_warning_of_a_library_is_one_line_and_later_ones_are_as_before(capsys):
+    before = warnings.showwarning
+    with console.one_line_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("one\n  two\x07", stacklevel=1)
+    assert capsys.readouterr().err == "warning: one two\\x07\n" and warnings.showwarning is before
