@@ -143,6 +143,7 @@ WRITTEN = [
     "Gamma",
     "ga",
     "amm",
+    "uncased",
     "nothing 100m",
     "delta 60b",
     "delta 0b",

@@ -1,0 +1,322 @@
+"""The parts of a sweep under submitit, by played jobs, clocks and signals: nothing is submitted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from hydra.errors import HydraException
+from support.known_values import known
+from support.made_up_records import job
+
+from legroom.cli import submitit_jobs, sweep
+from legroom.records import record_file
+
+
+class Played:
+    """A job of submitit's. looks: how often it is seen at work."""
+
+    def __init__(
+        self, number: int, looks: int = 0, state: str = "COMPLETED", error: str | None = "", local: bool = False
+    ):
+        self.job_id, self.looks, self.state, self.error = f"17_{number}", looks, state, error
+        self.paths = SimpleNamespace(stderr=Path("log.err"))
+        if local:
+            self._process = None
+
+    def done(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    def stderr(self) -> str | None:
+        return self.error
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a sleep moves. clock.slept: the seconds of each; clock.then: what happens while it sleeps."""
+    clock = SimpleNamespace(now=0.0, slept=[], then=lambda: None)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        clock.slept.append(seconds)
+        clock.then()
+
+    monkeypatch.setattr(submitit_jobs, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    return clock
+
+
+@pytest.fixture
+def follower(tmp_path, monkeypatch) -> submitit_jobs.Follower:
+    monkeypatch.setattr(sweep, "count_jobs", lambda _: (2, {"train.seed"}))
+    return submitit_jobs.Follower(sweep.Sweep("s", Path("conf")), tmp_path / "sweep")
+
+
+def test_what_jobs_have_noted_is_printed_once(follower, capsys):
+    follower.sweep.note(follower.folder, 1, "b", "ok", ["of b"])
+    follower.sweep.note(follower.folder, 0, "a", sweep.STARTED)
+    assert {number: note["status"] for number, note in follower.print_notes().items()} == {0: "started", 1: "ok"}
+    assert capsys.readouterr() == ("of b\n", "")
+    follower.sweep.note(follower.folder, 0, "a", "ok", ["of a", "and more"])
+    for number in (2, 3):
+        follower.sweep.note(follower.folder, number, "", sweep.INVALID, ["no such key"])
+    follower.sweep.note(follower.folder, 4, "", sweep.INVALID, ["no such key", "nor this"])
+    follower.print_notes()
+    assert capsys.readouterr() == ("of a\nand more\n", "refused: no such key\nrefused: nor this\n")
+    follower.print_notes()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("local, looks, slept", [(True, 2, [0.2, 0.2]), (False, 2, [2.0, 2.0]), (True, 0, [])])
+def test_a_job_is_waited_for_until_it_has_ended_and_noted_it(follower, clock, local, looks, slept):
+    clock.then = lambda: follower.sweep.note(follower.folder, 0, "a", "ok", ["of a"])
+    if not looks:
+        clock.then()
+    (result,) = follower.follow(Played(0, looks, local=local), [], 0).results()
+    assert result.status == submitit_jobs.JobStatus.COMPLETED and clock.slept == slept
+
+
+def test_a_note_on_another_machine_is_seen_late(follower, clock):
+    follower.sweep.note(follower.folder, 0, "a", sweep.STARTED)
+    clock.then = lambda: clock.now >= 8 and follower.sweep.note(follower.folder, 0, "a", "ok")
+    follower.follow(Played(0), [], 0).results()
+    assert clock.slept == [2.0] * 4 and follower.sweep.jobs(follower.folder)[0]["status"] == "ok"
+
+
+@pytest.mark.parametrize("local, slept", [(True, []), (False, [2.0] * 8)])
+def test_a_job_without_a_note_of_its_end_is_given_up_after_a_while(follower, clock, capsys, local, slept):
+    followed = follower.follow(Played(0, state="OUT_OF_MEMORY", error=None, local=local), ["train.seed=3", "a=1"], 0)
+    followed.results()
+    (note,) = follower.sweep.jobs(follower.folder)
+    where = "" if local else " (OUT_OF_MEMORY)"
+    line = f"  1  oom          train.seed=3  its process ended and left no record{where}: it printed no error (log.err)"
+    assert (note["key"], note["status"], note["lines"]) == ("", "oom", [line]) and clock.slept == slept
+    assert capsys.readouterr().out == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    "state, status, hinted",
+    [("OUT_OF_MEMORY", "oom", True), ("TIMEOUT", "timeout", False), ("CANCELLED by 1", "killed", False)],
+)
+def test_the_record_of_a_job_that_was_ended_has_the_last_line_of_its_errors(
+    follower, clock, monkeypatch, state, status, hinted
+):
+    monkeypatch.setattr(submitit_jobs.advice, "untried", lambda _: "Try this.")
+    made = job("train.seed=3", status="failed", overrides=["train.seed=3"])
+    (follower.folder / made.config_key).mkdir(parents=True)
+    follower.sweep.note(follower.folder, 1, made.config_key, sweep.STARTED, initial_record=made)
+    follower.follow(Played(1, state=state, error="one\nthe last\n\n"), ["train.seed=3"], 1).results()
+    left = record_file.read(follower.folder / made.config_key)
+    assert left.status == status and left.error is not None and left.error.hint == ("Try this." if hinted else None)
+    said = f"its process ended and left no record ({state.split()[0]}): the last (log.err)"
+    assert left.error.message == said
+    (note,) = follower.sweep.jobs(follower.folder)
+    assert (note["key"], note["status"]) == (made.config_key, status) and note["lines"][0].startswith(f"  2  {status} ")
+
+
+def test_ctrl_c_ends_what_runs_here_and_names_what_runs_on_a_cluster(follower, monkeypatch, capsys):
+    ended: list[Any] = []
+    monkeypatch.setattr(submitit_jobs, "_end_local", ended.append)
+    follower.stop()
+    assert capsys.readouterr() == ("", "")
+    jobs: list[Any] = [Played(0), Played(1, looks=9), Played(2, looks=9)]
+    for number, each in enumerate(jobs):
+        follower.follow(each, [], number)
+    follower.folder = Path("x")
+    follower.stop()
+    assert capsys.readouterr().out == (
+        "The jobs on the cluster continue: 17_1 17_2\nscancel 17_1 17_2 ends them. When they have ended, "
+        "python scripts/report.py x makes the table.\n"
+    )
+    assert not ended
+    follower.jobs.clear()
+    here: list[Any] = [Played(0, looks=9, local=True), Played(1, local=True)]
+    for number, each in enumerate(here):
+        follower.follow(each, [], number)
+    follower.stop()
+    assert ended == [here[:1]] and capsys.readouterr().out == ""
+
+
+class Process:
+    """A process of the machine, which keeps what is done to it."""
+
+    def __init__(self, number: int, children: list[Any] | None = None, gone: bool = False):
+        self.number, self.below, self.gone, self.seen = number, children or [], gone, []
+
+    def children(self) -> list[Any]:
+        if self.gone:
+            raise psutil.NoSuchProcess(self.number)
+        return self.below
+
+    def send_signal(self, number: int) -> None:
+        self.seen.append(number)
+        self.children()
+
+    def kill(self) -> None:
+        self.seen.append("killed")
+        self.children()
+
+    def wait(self, seconds: float) -> None:
+        self.seen.append(f"waited {seconds}")
+        raise psutil.TimeoutExpired(seconds)
+
+
+def test_tasks_get_a_signal_and_then_no_mercy(monkeypatch):
+    tasks = [Process(1), Process(2, gone=True), Process(3)]
+    controllers = {17: Process(17, tasks[:2]), 18: Process(18, tasks[2:]), 19: Process(19, gone=True)}
+    asked: list[Any] = []
+
+    def wait_procs(processes, timeout):
+        asked.append(([each.number for each in processes], timeout))
+        return [], tasks[1:]
+
+    monkeypatch.setattr(psutil, "Process", controllers.__getitem__)
+    monkeypatch.setattr(psutil, "wait_procs", wait_procs)
+    submitit_jobs._end_local([SimpleNamespace(job_id=str(number)) for number in controllers])  # type: ignore[list-item]
+    assert asked == [([1, 2, 3], 3.0)]
+    assert [task.seen for task in tasks] == [[signal.SIGINT], [signal.SIGINT, "killed"], [signal.SIGINT, "killed"]]
+    assert [each.seen for each in controllers.values()] == [["waited 3.0"]] * 3
+
+
+# --- around Hydra's launcher --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wrapped(monkeypatch):
+    """wrapped.run(folder, raised) runs `followed` around an error; wrapped.seen: what was done."""
+    seen: list[Any] = []
+    state = SimpleNamespace(installed=True, seen=seen)
+
+    @contextlib.contextmanager
+    def jobs_wrapped(wrap):
+        seen.append("wrapped")
+        started = wrap(lambda: seen.append(os.environ["PYTHONSAFEPATH"]) or ["one", "two"], ([["a"], ["b"]], 0, [4, 5]))
+        seen.append([(each.job, each.overrides, each.number) for each in started])
+        yield
+
+    monkeypatch.setattr(submitit_jobs.submitit_private, "jobs_wrapped", jobs_wrapped)
+    monkeypatch.setattr(submitit_jobs.submitit_private, "is_local", lambda _: True)
+    monkeypatch.setattr(submitit_jobs.submitit_private, "raised_by_submitit", lambda error: "submitit" in str(error))
+    monkeypatch.setattr(submitit_jobs.host, "has", lambda name: name == "submitit" and state.installed)
+    monkeypatch.setattr(submitit_jobs.Follower, "stop", lambda _: seen.append("stopped"))
+
+    def run(folder: Path | None, raised: BaseException | None = None) -> list[Any]:
+        seen.clear()
+        with submitit_jobs.followed(sweep.Sweep("s", Path("conf")), folder):
+            if raised is not None:
+                raise raised
+        return list(seen)
+
+    state.run = run
+    return state
+
+
+def test_the_jobs_of_a_sweep_are_followed_where_submitit_is(wrapped, tmp_path):
+    done = ["wrapped", "1", [("one", ["a"], 4), ("two", ["b"], 5)]]
+    assert wrapped.run(tmp_path) == done and wrapped.run(None) == []
+    with pytest.raises(HydraException, match="^submitit cannot start the jobs: of submitit$"):
+        wrapped.run(tmp_path, RuntimeError(" of submitit\n"))
+    with pytest.raises(RuntimeError, match="ours"):
+        wrapped.run(tmp_path, RuntimeError("ours"))
+    assert "stopped" not in wrapped.seen
+    with pytest.raises(KeyboardInterrupt):
+        wrapped.run(tmp_path, KeyboardInterrupt())
+    assert wrapped.seen[-1] == "stopped"
+    wrapped.installed = False
+    assert wrapped.run(tmp_path) == []
+
+
+def test_the_environment_of_jobs_is_taken_back(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "before")
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    masks: list[Any] = []
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *given: masks.append(given))
+    found = submitit_jobs.interpreter.python_path()
+    with submitit_jobs._environment_of_jobs():
+        assert os.environ["PYTHONSAFEPATH"] == "1" and os.environ["PYTHONPATH"] == found
+        os.environ["MADE_BY_A_JOB"] = "1"
+    assert os.environ["PYTHONPATH"] == "before" and not {"PYTHONSAFEPATH", "MADE_BY_A_JOB"} & os.environ.keys()
+    assert masks == [(signal.SIG_BLOCK, {signal.SIGINT}), (signal.SIG_UNBLOCK, {signal.SIGINT})]
+
+
+# --- in a task ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own, started", [(True, True), (False, False)])
+def test_a_process_that_submitit_did_not_start_is_no_task(monkeypatch, own, started):
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local") if started else monkeypatch.delenv(
+        "SUBMITIT_EXECUTOR", raising=False
+    )
+    assert not submitit_jobs.enter(sweep.Sweep("s", Path("conf"), (), os.getpid() if own else 1))
+
+
+@pytest.mark.parametrize(
+    "cluster, tasks, address, ends",
+    [("local", 1, "x", True), ("local", 2, "127.0.0.1", True), ("slurm", 2, "x", False), ("slurm", 1, "x", False)],
+)
+def test_a_task_has_its_rank_and_its_signals(monkeypatch, cluster, tasks, address, ends):
+    seen: dict[str, Any] = {"handled": {}}
+    distributed = SimpleNamespace(export=lambda **settings: seen.update(export=settings))
+    environment = SimpleNamespace(cluster=cluster, num_tasks=tasks)
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(JobEnvironment=lambda: environment))
+    helpers = SimpleNamespace(TorchDistributedEnvironment=lambda: distributed)
+    monkeypatch.setitem(sys.modules, "submitit.helpers", helpers)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", cluster)
+    monkeypatch.setenv("MASTER_ADDR", "x")
+    monkeypatch.setattr(signal, "signal", seen["handled"].__setitem__)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *given: seen.update(mask=given))
+    monkeypatch.setattr(sweep.Sweep, "end_with_command", lambda _, number: seen.update(ends=number))
+    assert submitit_jobs.enter(sweep.Sweep("s", Path("conf"), (), 1))
+    assert seen["handled"] == {signal.SIGINT: submitit_jobs._interrupt_once}
+    assert seen["mask"] == (signal.SIG_UNBLOCK, {signal.SIGINT}) and seen.get("ends") == (
+        signal.SIGINT if ends else None
+    )
+    settings = {"set_cuda_visible_devices": False, "overwrite": True}
+    assert seen.get("export") == (settings if tasks > 1 else None) and os.environ["MASTER_ADDR"] == address
+
+
+def test_the_second_ctrl_c_is_not_heard(monkeypatch):
+    handled: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handled.__setitem__)
+    with pytest.raises(KeyboardInterrupt):
+        submitit_jobs._interrupt_once()
+    assert handled == {signal.SIGINT: signal.SIG_IGN}
+
+
+@pytest.mark.parametrize(
+    "saves, requeues, comes, seen",
+    [
+        (True, True, True, ["saves 10", "requeues 10"]),
+        (True, True, False, []),
+        (True, False, True, ["saves 10"]),
+        (False, True, True, ["requeues 10"]),
+        (False, False, True, []),
+    ],
+)
+def test_a_task_that_is_preempted_saves_before_it_is_requeued(monkeypatch, saves, requeues, comes, seen):
+    told: list[str] = []
+    announced = signal.SIGUSR2
+    handlers: dict[int, Any] = {
+        announced: (lambda number, _: told.append(f"requeues {number}")) if requeues else signal.SIG_DFL,
+        signal.SIGUSR1: (lambda number, _: told.append(f"saves {number}")) if saves else signal.SIG_DFL,
+    }
+    before = handlers[announced]
+    monkeypatch.setattr(submitit_jobs.submitit_private, "requeue_signal", lambda: announced)
+    monkeypatch.setattr(signal, "getsignal", handlers.__getitem__)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    with submitit_jobs.preemptible(True) as requeue:
+        if comes:
+            handlers[announced](10, None)
+        if saves or not requeues:
+            assert "requeues 10" not in told
+        requeue()
+    assert told == seen and handlers[announced] is before
+    with submitit_jobs.preemptible(False) as requeue:
+        assert known(requeue()) is None and handlers[announced] is before
