@@ -78,7 +78,7 @@ class Played:
 
 
 @pytest.fixture
-def played(monkeypatch, capsys) -> Any:
+def played(monkeypatch, capsys):
     """played.did(words) -> what came of a command line."""
     made: Any = Played(monkeypatch)
 
@@ -134,7 +134,7 @@ def test_several_gpus_are_searched_one_after_the_other(played, data_regression):
     words = "model=gpt2_tiny gpu=l4_24gb,t4_16gb,a10_24gb"
     found = {"fit": played.did(words)}
     labels = [each[1] for each in played.seen if each[0] == "searched"]
-    played.fits = dict.fromkeys(labels, False)
+    played.fits |= dict.fromkeys(labels, False)
     found["nothing fits"] = played.did(words)
     played.fits[labels[-1]] = True
     found["the last fits"] = played.did(words)
