@@ -19,6 +19,7 @@ from legroom.errors import Refusal
 from legroom.jobs import post_mortem
 from legroom.machine import host
 from legroom.records import record_file, run_folder
+from legroom.records.checkpoint_files import UNFINISHED_MODEL
 from legroom.records.record import Error, Record
 
 
@@ -196,6 +197,22 @@ def test_the_folder_that_hydra_made_goes_where_another_is_resumed(played):
     (emptied() / "kept").touch()  # which somebody has put there
     (older / record_file.FILE_NAME).unlink()
     assert played.did("resume=latest", begins_anew=[], **lie)["returned"] == "ok" and Path("run", "kept").exists()
+
+
+def test_the_folder_of_other_ranks_stays_where_another_is_resumed(played):
+    older = emptied("older").absolute()
+    emptied("sweep")
+    played.main = False
+    lie = {"resume_folder": older, "matching_record": None, "damaged_record": None, "mismatch_problems": []}
+    assert played.did("resume=latest", begins_anew=[], **lie)["returned"].startswith("ran rank")
+    assert Path("sweep").is_dir()
+
+
+def test_what_an_ended_run_left_unfinished_goes_before_the_next(played):
+    (emptied() / "checkpoints" / ".step-00000003.unfinished").mkdir(parents=True)
+    (Path("run") / UNFINISHED_MODEL).mkdir()
+    assert played.did()["seen"][-4] == "trains with ['checkpoints'], source None"
+    assert not list(Path("run", "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -472,6 +472,7 @@ def test_a_sweep_ends_with_its_table_what_is_missing_and_its_code(concluded, dat
             "interrupted": concluded(["ok", "interrupted"]),
             "interrupted before a job": concluded(["ok"], own=("interrupted",)),
             "preempted": concluded(["ok", "preempted"]),
+            "all that is a success": concluded(["ok", "oom", "preempted"]),
             "the sweeper failed": concluded(["ok"], own=("ok", "failed")),
             "no report": concluded(["ok"], broken=True),
         }

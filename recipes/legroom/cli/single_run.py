@@ -143,12 +143,11 @@ def is_occupied(folder: Path) -> bool:
 def run_in(
     folder: Path, job: Composed, display: console.Console, source: fork_client.ForkServer | None = None
 ) -> record.Record:
-    """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
+    """Refuse or run a job in its folder, which is locked. Returns its record. Raises OSError when it cannot be written.
 
     source: see `launch.start`.
     """
     cfg, outcome, group = job.cfg, job.record, job.group
-    folder.mkdir(parents=True, exist_ok=True)
     if job.problems:
         outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(job.problems))
         record_file.write(outcome, folder)
