@@ -85,6 +85,8 @@ WORDS = [
     "--info defaults a=1",
     "--info -m a=1",
     "-cd more a=1",
+    "-cd more -m a=1,2",
+    "--=3",
     "--config-dir=more a=1",
     "--config-d more",
     "--config a=1",

@@ -71,7 +71,7 @@ def split(argv: list[str]) -> CommandLine:
 
 def _full_name(typed: str, known: Collection[str]) -> str | None:
     """Hydra's flag of a name, or of the start of a long one, which its parser accepts, too."""
-    starts = [each for each in known if typed.startswith("--") and len(typed) > 2 and each.startswith(typed)]
+    starts = [each for each in known if typed.startswith("--") and each.startswith(typed)]
     return typed if typed in known else starts[0] if len(starts) == 1 else None
 
 
