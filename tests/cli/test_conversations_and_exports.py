@@ -181,7 +181,7 @@ def exported(monkeypatch, tmp_path, capsys):
     return exported
 
 
-def model_in(run: str, adapter: str | None = None, **files: Any) -> Path:
+def model_in(run: str, adapter: Any = None, **files: Any) -> Path:
     """A folder with a model, or an adapter on this base, and with these JSON files."""
     folder = Path(run, "model")
     folder.mkdir(parents=True)
@@ -294,6 +294,16 @@ def test_what_is_sent_to_the_hub_is_said_before(exported, monkeypatch, data_regr
     token = None
     found["no token"] = exported("whole --hub name")
     data_regression.check(known(found | {"seen": Api.seen}))
+
+
+def test_a_folder_without_a_model_is_answered_with_the_same_command_for_another(monkeypatch, capsys):
+    def locate(run, use):
+        raise Refusal(f"{run.name}: {use}")
+
+    monkeypatch.setattr(export.worker_environment, "prepare_imports", lambda: None)
+    monkeypatch.setattr(export.saved_model, "locate", locate)
+    assert answered(export.main, ["--merge", "a run", "--to", "b c"]) == 2
+    assert capsys.readouterr().err == "refused: a run: export --merge --to 'b c'\n"
 
 
 # --- report and calibrate -----------------------------------------------------------------------------------------

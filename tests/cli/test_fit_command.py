@@ -144,12 +144,15 @@ def test_several_gpus_are_searched_one_after_the_other(played, data_regression):
     found["interrupted at once"] = played.did(words)
     played.fits, played.refused = {}, {labels[0]: ["no"]}
     found["one is refused"] = played.did(words)
+    played.refused = {label: ["no"] for label in labels[1:]}
+    found["one is left"] = played.did(words)
     played.refused = {label: ["no", "nor this"] for label in labels}
     found["all are refused"] = played.did(words)
     played.refused, played.pretrained, played.why = {}, "a/b", "the model cannot be read"
     found["unreadable"] = played.did(words)
     played.why = ""
     found["readable"] = played.did(words)
+    found["two"] = played.did("model=gpt2_tiny gpu=l4_24gb,t4_16gb")
     assert Place("l4_24gb", None).label == labels[0] and Options().top == 5
     data_regression.check(found)
 

@@ -96,17 +96,17 @@ def test_messages_are_printed_where_they_are_meant_and_nobody_is_disturbed(monke
     monkeypatch.setattr(brief, "brief", lambda *given: shown.append(given) or "the summary")
     record = job()
     with screen:
-        screen.on_message(WarningRaised("of the \x1b[1mmodel"))
+        screen.on_message(WarningRaised("of the \x1b[1mmodel [b]"))
         screen.on_message(Shown("of every\n\trun"))
         screen.on_message(Shown("of one run", of_one_run=True))
         screen.on_message(Estimated(record))
     screen.finish(record, Path("x"))
-    warned = [] if quiet else ["warning: of the \\x1b[1mmodel"]
+    warned = [] if quiet else ["warning: of the \\x1b[1mmodel [b]"]
     lines = [*warned, *([] if quiet else ["of every", "\trun"]), *([] if quiet or number else ["of one run"])]
     said = capsys.readouterr()
     assert [line.expandtabs() for line in said.err.splitlines()] == [line.expandtabs() for line in lines]
     assert said.out.splitlines() == ["the answer of trainer"] * (not quiet) + ["the summary"]
-    assert shown == [(record, Path("x"), not quiet, set() if quiet else {"of the \x1b[1mmodel"}, False)]
+    assert shown == [(record, Path("x"), not quiet, set() if quiet else {"of the \x1b[1mmodel [b]"}, False)]
 
 
 def test_on_a_terminal_the_bar_stands_between_two_lines(terminal):
@@ -124,6 +124,18 @@ def test_on_a_terminal_the_bar_stands_between_two_lines(terminal):
     assert "train[ing]" in shown and "2/10" in shown and "left" not in shown
     assert len(list(Console().progress.get_renderables())) == 1, "without a sweep and before the first step"
     assert Console("", 1, quiet=True).progress.disable
+
+
+def test_an_answer_is_printed_while_nothing_draws(terminal, monkeypatch, capsys):
+    drawing: list[bool] = []
+    screen = Console()
+    monkeypatch.setattr(brief, "answer", lambda _: drawing.append(screen.progress.live.is_started) or "the answer")
+    with screen:
+        drawing.append(screen.progress.live.is_started)
+        screen.on_message(Estimated(job()))
+        drawing.append(screen.progress.live.is_started)
+    assert [*drawing, screen.progress.live.is_started] == [True, False, True, False]
+    assert capsys.readouterr().out == "the answer\n" and screen.answered
 
 
 def test_a_terminal_that_cannot_move_its_cursor_is_not_drawn_on(terminal, monkeypatch):
