@@ -147,6 +147,20 @@ def test_what_nobody_wants_is_not_started(context, tmp_path, closed, gone):
     assert len(context.made) == 1 and not made._running and permits(made._free[False]) == 3
 
 
+def test_a_process_that_the_app_has_ended_has_no_answer(context, tmp_path):
+    made = Estimates(tmp_path)
+
+    class Closing(End):
+        def recv(self) -> Any:
+            made._closed = True
+            raise EOFError
+
+    context.ends = [(Closing(), End())]
+    with pytest.raises(NotWanted):
+        made.answer(["a"])
+    assert context.made[-1].seen == ["started", "killed", "joined [5.0]"]
+
+
 def test_the_end_of_the_app_ends_its_processes(context, tmp_path, monkeypatch):
     made = Estimates(tmp_path)
     running, waiting = Process(), Process()
@@ -180,13 +194,19 @@ def test_the_end_of_the_app_ends_its_processes(context, tmp_path, monkeypatch):
 def test_of_answers_and_simulations_so_many_are_kept(context, tmp_path):
     assert (estimates.MOST_KEPT, estimates.MOST_SIMULATIONS, child.MOST_BYTES) == (200, 40, 4 * 2**30)
     made = Estimates(tmp_path)
-    context.ends = [(End({"record": number}), End()) for number in range(201)]
-    for number in range(201):
+    context.ends = [(End({"record": number}), End()) for number in range(201)] + [(End({"refused": "no"}), End())]
+    context.ends.insert(0, context.ends.pop())
+    (tmp_path / child.SHARED).mkdir()
+    for number in range(42):
+        (tmp_path / child.SHARED / str(number)).touch()
+    made.answer(["refused, and so without a page"])
+    assert len(list((tmp_path / child.SHARED).iterdir())) == 40
+    for number in range(1, 202):
         (tmp_path / str(number + 1)).mkdir()
         made.answer([str(number)])
-    assert len(made._kept) == 200 and not (tmp_path / "1").exists() and (tmp_path / "2").exists()
-    (tmp_path / "2" / "page.html").write_bytes(b"x")
-    assert made.page(2) == b"x" and made.page(3) is None
+    assert len(made._kept) == 200 and not (tmp_path / "2").exists() and (tmp_path / "3").exists()
+    (tmp_path / "3" / "page.html").write_bytes(b"x")
+    assert made.page(3) == b"x" and made.page(4) is None
 
 
 def test_a_process_of_an_estimate_ends_where_its_pipe_does(monkeypatch):

@@ -55,7 +55,10 @@ def test_the_arguments_of_each_command_are_those_that_are_known(parser_of, data_
             "says": [parser.description, parser.epilog],
             "abbreviations": parser.allow_abbrev,
             "arguments": [shown(action) for action in parser._actions],
-            "one_of": [[each.dest for each in group._group_actions] for group in parser._mutually_exclusive_groups],
+            "one_of": [
+                [group.required, [each.dest for each in group._group_actions]]
+                for group in parser._mutually_exclusive_groups
+            ],
         }
     data_regression.check(known(found))
 
