@@ -1,5 +1,6 @@
-"""Where the package, its menus and, in a checkout, the repository lie."""
+"""Where the package, its menus and, in a checkout, the repository lie; and paths as a person types them."""
 
+import os
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -7,3 +8,8 @@ SOURCE = PACKAGE.parent  # what has to be on the module path: recipes/ of a chec
 CONF = (PACKAGE / "conf").resolve()  # of a checkout: a link to conf/ at its top
 # The repository, or None where the package is installed.
 CHECKOUT = SOURCE.parent if SOURCE.name == "recipes" and (SOURCE.parent / "train.py").is_file() else None
+
+
+def expanded(name: str) -> Path:
+    """A path with the home folder in place of ~; one of a user that is not known stays, and is found nowhere."""
+    return Path(os.path.expanduser(name))

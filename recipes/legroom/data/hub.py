@@ -7,6 +7,7 @@ from typing import Any
 import datasets
 from datasets.exceptions import DatasetGenerationError
 
+from legroom import paths
 from legroom.config import Config
 from legroom.data import text_data
 from legroom.data.text_data import NO_LABEL, Wanted
@@ -24,7 +25,7 @@ def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
     """(the rows of the split that data.<key> names, how messages call it). Raises Refusal if it cannot be read."""
     data, name = cfg.data, getattr(cfg.data, key)
     assert data.path is not None, "options.data refuses null"
-    folder = Path(data.path).expanduser()
+    folder = paths.expanded(data.path)
     source = f"data.path={data.path}, data.{key}={name}"
     try:
         if any((folder / marker).is_file() for marker in SAVED):

@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
 from transformers import AutoTokenizer
 
+from legroom import paths
 from legroom.config import Config
 from legroom.data import byte_tokenizer
 from legroom.errors import Refusal, first_line
@@ -120,7 +120,7 @@ def byte_ids(text: str) -> numpy.ndarray:
 
 
 def _load(name: str, key: str) -> Any:
-    folder = Path(name).expanduser()
+    folder = paths.expanded(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -6,9 +6,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
+from legroom import paths
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.machine import host
@@ -86,7 +86,7 @@ def _may_ask_hub(cfg: Config) -> bool:
     names = [cfg.model.pretrained, cfg.data.tokenizer if cfg.data.tokenizer != "bytes" else None]
     names.append(cfg.model.attention if "/" in cfg.model.attention else None)
     data_on_hub = cfg.data.name in ("mrpc", "wikitext") and cfg.data.path is None
-    return data_on_hub or any(name and not Path(name).expanduser().exists() for name in names)
+    return data_on_hub or any(name and not paths.expanded(name).exists() for name in names)
 
 
 def _hub_answers() -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from legroom import paths
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.options import data_sources, hooks, task
@@ -99,7 +100,7 @@ def _hub_problems(cfg: Config) -> list[str]:
     data, found = cfg.data, []
     if data.path is None:
         found.append("data=hub needs data.path=: an id such as stanfordnlp/imdb, or a folder of data sets.")
-    elif not Path(data.path).expanduser().exists() and (data.path.count("/") > 1 or data.path[0] in "./~"):
+    elif not paths.expanded(data.path).exists() and (data.path.count("/") > 1 or data.path[0] in "./~"):
         found.append(f"data.path={data.path}: there is no such folder.")
     return found
 
@@ -150,7 +151,7 @@ def _tokenizer_problems(cfg: Config) -> list[str]:
     pretrained = cfg.model.pretrained
     if not pretrained or cfg.data.tokenizer != pretrained:
         return []
-    folder = Path(pretrained).expanduser()
+    folder = paths.expanded(pretrained)
     if not (folder / "config.json").is_file() or any(any(folder.glob(name)) for name in TOKENIZER_FILES):
         return []  # a folder without a model is refused with model.pretrained; the hub is asked later
     if _is_of_other_inputs(folder):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from legroom import paths
 from legroom.errors import Refusal
 from legroom.machine import host
 
@@ -56,7 +57,7 @@ def find(pattern: str, key: str) -> list[Path]:
 
     key: the option that names them, for the message.
     """
-    path = Path(pattern).expanduser()
+    path = paths.expanded(pattern)
     kinds = ", ".join(SUFFIXES[:-1]) + f" or {SUFFIXES[-1]}"
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if kind(p) in SUFFIXES and p.is_file() and p.name[0] != ".")

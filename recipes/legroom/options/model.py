@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from legroom import invocation
+from legroom import invocation, paths
 from legroom.config import Config
 from legroom.config.menus import MOST_LAYERS, MOST_PARTS
 from legroom.options import hooks, model_families, task
@@ -115,7 +115,7 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
 
     An estimate reads no weights: config.json is enough for it.
     """
-    folder = Path(pretrained).expanduser()
+    folder = paths.expanded(pretrained)
     if not folder.exists():
         if pretrained.count("/") > 1 or pretrained.startswith((".", "/", "~")):
             return [f"model.pretrained={pretrained}: there is no such folder."]

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from legroom import paths
 from legroom.config import Config, identity_of, to_dict
 from legroom.config.fields import LENGTH, TRAINING
 from legroom.options import hooks
@@ -76,7 +77,7 @@ def same(ours: Mapping, theirs: Mapping, any_length: bool = False) -> bool:
 def resolve(cfg: Config) -> list[str]:
     """Makes a folder's path absolute: the worker may have another working folder."""
     if cfg.resume not in (None, LATEST):
-        cfg.resume = str(Path(cfg.resume).expanduser().absolute())
+        cfg.resume = str(paths.expanded(cfg.resume).absolute())
     return []
 
 
