@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed_config import changed, heads
 from conftest import compose
-from known_values import known
+from support.changed_config import changed, heads
+from support.known_values import known
 
 from legroom.config import to_dict
 from legroom.options import objective, resume
@@ -160,12 +160,12 @@ def test_when_a_resumed_run_is_finished_and_keeps_its_figures(tmp_path):
     assert not resume.model_missing(missing, tmp_path / "with") and resume.is_finished(missing, tmp_path / "with", of())
 
     def kept(before: Record | None, now: Record) -> tuple[bool, float | None, float | None]:
-        now.speed.step_seconds = None
+        now.speed.step_seconds_median = None
         changed_it = resume.keep_figures(before, now, tmp_path)
-        return changed_it, now.speed.step_seconds, (tmp_path / record_file.FILE_NAME).exists()
+        return changed_it, now.speed.step_seconds_median, (tmp_path / record_file.FILE_NAME).exists()
 
     before = of()
-    before.speed.step_seconds = 0.5
+    before.speed.step_seconds_median = 0.5
     assert kept(None, of()) == (False, None, False)
     assert kept(before, of("failed")) == (False, None, False)
     assert kept(before, of(steps=4)) == (False, None, False)

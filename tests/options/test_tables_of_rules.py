@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from changed_config import changed, heads, table
 from conftest import CONF
-from known_values import known
+from support.changed_config import changed, heads, table
+from support.known_values import known
 
 from legroom.config.fields import Facts
 from legroom.config.target import Target

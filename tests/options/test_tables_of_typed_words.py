@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from changed_config import changed, heads
 from conftest import CONF
 from hydra.errors import ConfigCompositionException, MissingConfigException
-from known_values import known
+from support.changed_config import changed, heads
+from support.known_values import known
 
 from legroom.config.fields import at_least, fraction, key, one_of
 from legroom.options import (
@@ -287,7 +287,8 @@ def test_names_that_are_near(data_regression):
     found["shown"] = [len(suggestions.shown("a" * length)) for length in (199, 200, 201, 300)]
     found["escaped"] = suggestions.shown("a\nb\t\x1b\u200bü")
     found["listed"] = [
-        known_models.like(name)[:70] for name in ("meta-llama/Meta-Llama-3-8B", "bert-base-uncased", "zz/zz")
+        known_models.like(name)[:70]
+        for name in ("meta-llama/Llama-2-13b-chat-hf", "meta-llama/Llama-3.2-3B", "bert-base-uncased", "zz/zz")
     ]
     data_regression.check(known(found))
 
