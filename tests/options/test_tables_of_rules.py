@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import CONF
@@ -245,7 +246,7 @@ def test_the_tokenizer_of_a_folder_of_weights(data_regression):
 def test_odd_sizes_and_the_settings_of_the_loader(data_regression):
     sizes = "\n".join(f"batch.per_device={size} data.seq_len={16 - size}" for size in (1, 2, 3, 4, 5, 8))
     lines = f"{sizes}\nbatch.per_device=12 data.seq_len=12\nbatch.per_device=16 data.seq_len=64"
-    found = {"warnings": table(lines, lambda cfg, _: data_options.warnings(cfg))}
+    found: dict[str, Any] = {"warnings": table(lines, lambda cfg, _: data_options.warnings(cfg))}
     for pinned in (True, False):
         for device in ("cpu", "cuda"):
             for workers in (0, 1):

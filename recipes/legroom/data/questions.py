@@ -160,9 +160,10 @@ def _windows(
 ) -> Iterator[dict]:
     """The rows of questions. left_out: is given why a question has none -> the places of such questions."""
     with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
+    around_pair = tokenizer.num_special_tokens_to_add(pair=True) - tokenizer.num_special_tokens_to_add(pair=False)
     for number, row in enumerate(part.to_list()):
-        room = cfg.data.seq_len - len(tokenizer(row["question"], "")["input_ids"])
-        if room < 2:
+        room = cfg.data.seq_len - len(tokenizer(row["question"])["input_ids"])
+        if room <= around_pair:
             left_out["leave no room for a context in"].append(row["place"])
             continue
         found = tokenizer(
