@@ -61,8 +61,10 @@ class Wanted:
             return None
         where = f"{self.source}: {place}: the column {column} holds"
         if not plain:
-            kind = label_values.number if self.task == "regression" else label_values.several
-            return kind(value, where, self.advice(column))
+            if self.task == "regression":
+                return label_values.number(value, where, self.advice(column))
+            several = label_values.several(value, where, self.advice(column))
+            return [encodable(each, where) if isinstance(each, str) else each for each in several]
         if not is_label:
             if not isinstance(value, str):
                 raise Refusal(f"{where} {text_files.shown(value)}, not text. {self.advice(column)}")
@@ -79,7 +81,7 @@ class Wanted:
                     f"{self.advice(column)} To predict numbers: data.task=regression."
                 )
             return int(value)
-        return value if isinstance(value, (int, str)) and not isinstance(value, bool) else str(value)
+        return value if isinstance(value, int) and not isinstance(value, bool) else encodable(str(value), where)
 
 
 def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
