@@ -273,7 +273,8 @@ def test_which_rows_are_conversations(data_regression):
 
 
 WITH_TOOLS = (
-    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
     "{% for call in m['tool_calls'] or [] %}{{ call | tojson }}{% endfor %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

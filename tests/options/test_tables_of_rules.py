@@ -360,6 +360,32 @@ def test_the_refusals_of_gpu(data_regression, monkeypatch):
     data_regression.check(known(found))
 
 
+def test_the_gpu_at_hand_is_predicted_for(data_regression, monkeypatch):
+    found = {}
+    here = {
+        "none": (),
+        "known": (host.Gpu("GPU-0", "NVIDIA H100 80GB HBM3", 79 * 2**30, (9, 0)), host.Gpu("GPU-1", "x", 1, (1, 0))),
+        "unknown": (host.Gpu("GPU-0", "NVIDIA Own", 2**30, (9, 0)),),
+    }
+    lines = """
+    recipe.name=estimate gpu.name=auto device=cuda
+    recipe.name=estimate gpu.name=auto device=cpu
+    recipe.name=estimate gpu.name=h200_141gb device=cuda
+    recipe.name=trainer gpu.name=auto device=cuda
+    """
+    for name, gpus in here.items():
+        monkeypatch.setattr(host, "gpus", lambda gpus=gpus: gpus)
+
+        def resolved(cfg, _):
+            cfg.gpu.machines, cfg.gpu.price_per_hour = 3, 1.5
+            said = heads(gpu.resolve(cfg), 60)
+            kept = (cfg.gpu.name, cfg.gpu.device_name, cfg.gpu.memory_bytes, cfg.gpu.capability, cfg.gpu.bf16_tflops)
+            return [*said, *kept, cfg.gpu.machines, cfg.gpu.price_per_hour, cfg.target.gpu is not None]
+
+        found[name] = table(lines, resolved)
+    data_regression.check(known(found))
+
+
 def test_the_ranks_that_share_a_copy(data_regression, monkeypatch):
     lines = """
     parallelism.num_processes=16 gpu.machines=1
@@ -487,6 +513,19 @@ def test_what_config_json_may_count(data_regression):
     data_regression.check(known(found))
 
 
+def test_weights_replace_the_sizes_of_the_menu(data_regression):
+    found = {}
+    for pretrained in ("null", "a/b"):
+        cfg, _ = changed(f"model.pretrained={pretrained}", "model=bert_tiny")
+        cfg.model.config = {"own": 1}
+        assert model.resolve(cfg) == []
+        values = {key: value for key, value in vars(cfg.model).items() if key != "facts"}
+        found[pretrained] = values
+        assert model.recorded(values) == values
+    found["older"] = model.recorded({"name": "bert", "layers": 2, "pretrained": "a/b"})
+    data_regression.check(known(found))
+
+
 def test_odd_sizes_of_a_model(data_regression):
     lines = """
     model.width=64 model.feed_forward=128 model.vocab=512
@@ -502,7 +541,8 @@ def test_odd_sizes_of_a_model(data_regression):
 def test_what_a_family_makes_of_the_sizes(data_regression):
     cfg, _ = changed("", "model=bert_tiny")
     sizes = vars(cfg.model) | {"config": None}
-    found = {family: model_families.values(family, sizes, 0.25) for family in ("bert", "gpt2", "llama", "mixtral")}
+    families = ("bert", "distilbert", "modernbert", "gpt2", "llama", "mixtral", "qwen3_moe", "phi3")
+    found = {family: model_families.values(family, sizes, 0.25) for family in families}
     found["more"] = model_families.values("llama", sizes | {"config": {"own": 1, "hidden_size": 5}, "heads": None}, 0.5)
     data_regression.check(known(found))
 
