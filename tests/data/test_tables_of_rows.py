@@ -67,7 +67,8 @@ def word_tokenizer(*words: str, pair: str = PAIR) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=SPECIAL)
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **special)
 
 
 def as_tokens(tokenizer: Any, folder: Path) -> Tokens:
@@ -501,8 +502,11 @@ def test_questions_become_windows(data_regression, tmp_path):
                 *[str(spans[:, 0].tolist()) for spans in answers.spans],
                 *warnings,
             ]
-    cfg, _ = changed("data.seq_len=20 data.samples=1 eval.max_samples=1", "model=bert_tiny")
     some, _ = cases["windows"]
+    for line in ("model.family=bert", "model.family=gpt2", "model.family=gpt2 model.pretrained=a/b"):
+        cfg, _ = changed(f"data.seq_len=20 data.samples=1 {line}", "model=bert_tiny")
+        found[f"types of {line}"] = kept(questions.build(cfg, some, None, of_bert, lambda _: None)[0])
+    cfg, _ = changed("data.seq_len=20 data.samples=1 eval.max_samples=1", "model=bert_tiny")
     for value in (None, 2):
         cfg.data.eval_samples = value
         for enabled in (True, False):
