@@ -372,7 +372,7 @@ def refused(function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except Refusal as refusal:
-        return f"refused: {str(refusal)[:100]}"
+        return f"refused: {str(refusal)[:200]}"
 
 
 def test_a_label_as_a_number_or_as_several(data_regression):
@@ -500,6 +500,20 @@ def test_the_rows_that_lack_no_value(data_regression):
                 return list(text_data.dataset(values, None, say))
 
             found[f"{name}, {' and '.join(columns)}"] = told(made, 160)
+    data_regression.check(known(found))
+
+
+def test_several_labels_are_words_unless_all_are_numbers(data_regression):
+    named, found = datasets.ClassLabel(names=["no", "yes"]), {}
+    for each in ([[0, 1], [1]], [[0, "a"], []], [["a"], ["b", "a"]], [[], [1]]):
+        for classes in (None, named):
+            made = text_data.dataset({"text": ["x", "y"], "label": each}, classes)
+            kinds = [name for name in ("ClassLabel", "int64", "large_string") if name in str(made.features["label"])]
+            found[f"{each} {classes and classes.names}"] = f"{made['label'][:]} {kinds}"
+    found["a surrogate"] = [
+        refused(wanted(task).value, value, "label", "line 1")
+        for task, value in (("classification", "\ud83d"), ("multi_label", ["\ud83d"]), ("multi_label", [1, "b"]))
+    ]
     data_regression.check(known(found))
 
 
