@@ -44,7 +44,7 @@ def _prompt(row: dict[str, torch.Tensor]) -> tuple[list[int], bool]:
 
 
 def _continued(model: Any, tokenizer: Any, ends: list[int], prompt: list[int], answers: bool) -> tuple[str, str]:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or len(prompt) + TOKENS
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or len(prompt) + 2 * TOKENS
     room = min(TOKENS, limit // 2)
     prompt = prompt[-(limit - room) :]
     ids = torch.tensor([prompt], device=model.device)
