@@ -1,0 +1,475 @@
+"""What is derived of a model before it is there: memory, small copies, heads, labels, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from conftest import compose, small
+from known_values import known
+from transformers import BertConfig
+
+from legroom.data import collate
+from legroom.errors import Refusal
+from legroom.machine import host
+from legroom.models import behaviour, builder, head, host_memory, moe, pretrained, quantized, shrunk
+from legroom.models.behaviour import Behaviour
+from legroom.parallelism import four_bits
+
+# --- the host's memory ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return compose(*small("eval.batch=8")).cfg
+
+
+def changed(plain, values: str, on_gpu: bool):
+    cfg = copy.deepcopy(plain)
+    cfg.target = SimpleNamespace(on_gpu=on_gpu)
+    for key, value in (each.split("=") for each in values.split()):
+        *sections, leaf = key.split(".")
+        node = cfg
+        for section in sections:
+            node = getattr(node, section)
+        typed = {"true": True, "false": False, "null": None}.get(value, int(value) if value.isdigit() else value)
+        setattr(node, leaf, typed)
+    return cfg
+
+
+NEEDS = [
+    ("", False, 1),
+    ("", False, 2),
+    ("optim.name=sgd", False, 2),
+    ("optim.in_backward=true", False, 1),
+    ("precision.name=bf16_pure", False, 1),
+    ("adapter.name=lora save.final=true save.every_steps=1", False, 2),
+    ("adapter.name=lora save.final=true save.merge=true", False, 2),
+    ("adapter.name=lora save.final=true save.merge=true", True, 2),
+    ("parallelism.name=fsdp parallelism.strategy=full_shard save.final=true", False, 4),
+    ("parallelism.name=fsdp parallelism.strategy=full_shard parallelism.cpu_offload=true", True, 4),
+    ("parallelism.name=zero parallelism.offload=optimizer", True, 4),
+    ("parallelism.name=pipeline parallelism.stages=2", False, 4),
+    ("parallelism.name=pipeline parallelism.stages=8", False, 4),
+    ("save.final=true save.every_steps=1", True, 1),
+    ("save.final=true save.every_steps=1", False, 1),
+    ("eval.enabled=false", False, 1),
+    ("data.name=chat", False, 1),
+    ("data.eval_samples=null", False, 3),
+    ("data.eval_samples=20 eval.window=5", False, 3),
+]
+
+
+def test_what_a_job_needs_of_the_hosts_memory(plain, monkeypatch, data_regression):
+    """Weights of 4000 bytes, 1000 of them; the logits of a token take 10."""
+    monkeypatch.setattr(host_memory, "sizes", lambda cfg: (4000, 10))
+    found = {}
+    for values, on_gpu, ranks in NEEDS:
+        name = f"{ranks} ranks on {'GPUs' if on_gpu else 'a CPU'}: {values}"
+        found[name] = [[*each] for each in host_memory.needs(changed(plain, values, on_gpu), ranks)]
+    data_regression.check(found)
+
+
+LLAMA = ["model=llama_tiny", "model.heads=4", "model.kv_heads=2"]
+
+
+@pytest.mark.parametrize(
+    "words,of_parameters,of_token",
+    [
+        (["model=bert_tiny"], 4, 0),
+        (LLAMA, 4, 2 * 4 * 512),
+        ([*LLAMA, "precision=bf16_pure"], 2, 2 * 4 * 512),
+        ([*LLAMA, "loss=chunked"], 4, 0),
+        ([*LLAMA, "adapter=qlora"], 0.5, 2 * 4 * 512),
+    ],
+)
+def test_the_bytes_of_weights_and_of_a_tokens_logits(words, of_parameters, of_token):
+    cfg = compose(*small(*words)).cfg
+    model = builder.architectures.without_memory(
+        builder.architectures.model_class(
+            config := builder.configuration(cfg), "language_modelling" if "bert" not in words[0] else "classification"
+        ),
+        config,
+    )
+    model.tie_weights()
+    count = sum(weight.numel() for weight in model.parameters())
+    assert host_memory.sizes(cfg) == (int(count * of_parameters), of_token)
+
+
+def test_what_cannot_be_built_needs_nothing(monkeypatch, plain):
+    monkeypatch.setattr(builder, "configuration", lambda cfg: 1 / 0)
+    assert host_memory.sizes(plain) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "free,limit,on_gpu,ranks,said",
+    [
+        (None, None, False, 1, None),
+        (2**30, None, False, 1, None),  # all that is needed is free
+        (2**30 - 1, None, False, 1, "1.00 GiB are free on this machine"),
+        (2**40, 1.0, False, 1, None),
+        (2**40, 0.5, False, 1, "0.50 GiB are allowed by launch.memory_limit_gib"),
+        (2**40, 0.5, False, 2, None),  # each rank has as much
+        (2**40, 0.5, True, 1, None),  # it is a GPU's then
+        (2**28, 0.5, False, 1, "0.25 GiB are free on this machine"),
+        (2**29, 0.5, False, 1, "0.50 GiB are free on this machine"),
+        (None, 0.5, False, 1, "0.50 GiB are allowed by"),
+    ],
+)
+def test_who_allows_the_least_memory_is_named(plain, monkeypatch, free, limit, on_gpu, ranks, said):
+    monkeypatch.setattr(host_memory, "needs", lambda cfg, ranks: iter([("less", 7, "-"), ("it", 2**30, "Do that.")]))
+    monkeypatch.setattr(host, "free_memory_bytes", lambda: free)
+    cfg = changed(plain, "", on_gpu)
+    cfg.launch.memory_limit_gib = limit
+    text = host_memory.shortage(cfg, ranks)
+    assert (said in text and text.startswith("it: at least 1.00 GiB")) if said else text is None
+
+
+# --- a small copy of a configuration -------------------------------------------------------------
+
+LARGE = {
+    "num_hidden_layers": 12,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "layer_types": ["full"] * 5 + ["sliding"] * 7,
+    "mlp_only_layers": [],
+    "bos_token_id": 1,
+    "eos_token_id": 100,
+    "pad_token_id": 99,
+    "image_token_index": 31000,
+    "rope_theta": 10000,
+    "use_cache": True,
+    "id2label": {0: "no", 1: "yes"},
+    "text_config": {"hidden_size": 32, "num_layers": 3, "n_head": 16, "vision_key_value_heads": 16},
+}
+
+
+def test_the_small_copy_of_a_large_configuration(data_regression):
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "encoder_key_value_heads": None}
+    cases = {
+        "all": LARGE,
+        "as many heads of each kind": {**heads},
+        "no heads at all": {"num_key_value_heads": None},
+        "heads that are no number": {"num_attention_heads": [4, 4], "n_head": 8, "num_key_value_heads": 8},
+        "one layer": {"num_hidden_layers": 1, "layer_types": ["full"]},
+        "two layers alike": {"n_layer": 2, "layer_types": ["full", "full"], "other": [1, 2, 3]},
+        "no layers": {"num_hidden_layers": 0, "layer_types": []},
+        "nine kinds of layers": {"depth": 9, "kinds": list(range(9))},
+        "own settings": {"num_hidden_layers": 3, "per_layer_config": {"1": {"hidden_size": 999}, "2": {"x": 1}}},
+        "no own settings": {"num_hidden_layers": 3, "per_layer_config": None},
+    }
+    found = {name: [shrunk.shrunk(values), shrunk.shrunk(values, narrow=False)] for name, values in cases.items()}
+    data_regression.check(known(found))
+
+
+# --- heads and labels ----------------------------------------------------------------------------
+
+
+def test_what_belongs_to_the_head():
+    def weights():
+        return torch.nn.Linear(1, 1)
+
+    model = torch.nn.ModuleDict({"bert": torch.nn.ModuleDict({"encoder": weights(), "pooler": weights()})})
+    model.update({"classifier": weights(), "dropout": torch.nn.Dropout(), "bertish": weights()})
+    model.base_model_prefix = "bert"
+    assert head.modules(model) == ["classifier", "bertish", "bert.pooler"]
+    names = {
+        "bert.encoder.weight": False,
+        "bert.pooler": True,
+        "bert.pooler.weight": True,
+        "bert.poolers.weight": False,
+    }
+    assert {name: head.is_part(model, name) for name in names} == names
+
+
+def of(**values):
+    return SimpleNamespace(**({"problem_type": None, "num_labels": 2, "architectures": None} | values))
+
+
+@pytest.mark.parametrize(
+    "config,task,result",
+    [
+        (of(label2id={"a": 0, "b": "1"}, id2label={0: "a", 1: "b"}), "classification", {"a": 0, "b": 1}),
+        (of(label2id={"LABEL_0": 0, "LABEL_1": 1}, id2label={0: "a", 1: "b"}), "classification", {"a": 0, "b": 1}),
+        (of(label2id={"a": 0, "b": 1}, id2label={0: "LABEL_0", 1: "LABEL_1"}), "classification", {"a": 0, "b": 1}),
+        (of(label2id={"a": 0, "b": 2}, id2label={0: "LABEL_0", 1: "LABEL_1"}), "classification", "contradicts itself"),
+        (of(label2id={"a": 0, "b": 1}, id2label={0: "b", 1: "a"}), "classification", "contradicts itself"),
+        (of(label2id=None, id2label=None), "classification", {}),
+        (of(num_labels=1, label2id={"x": 0}, id2label={0: "x"}), "regression", {"x": 0}),
+        (of(num_labels=1, label2id={"x": 0}, id2label={0: "x"}), "classification", "head is for regression"),
+        (of(label2id={"x": 0}, id2label={0: "x"}), "regression", "for single_label_classification"),
+        (
+            of(problem_type="multi_label_classification", label2id={"x": 0}, id2label={0: "x"}),
+            "classification",
+            "Type data.task=multi_label",
+        ),
+    ],
+)
+def test_the_labels_of_a_pretrained_head(config, task, result):
+    if isinstance(result, dict):
+        assert head.labels(config, task) == result
+    else:
+        with pytest.raises(Refusal, match=result):
+            head.labels(config, task)
+
+
+def test_which_checkpoints_have_a_head_and_what_is_said_of_a_new_one(plain, data_regression):
+    names = [None, [], ["BertForSequenceClassification"], ["BertModel", "BertForMaskedLM"]]
+    labels = {"label2id": {"x": 0, "y": 1}, "id2label": {0: "x", 1: "y"}}
+    found = {}
+    for name, task, weights in itertools.product(names, ("classification", "language_modelling"), (None, "a/b")):
+        cfg = changed(plain, "", False)
+        cfg.model.pretrained = weights
+        config = of(architectures=name, **labels)
+        found[f"{name} {task} {weights}"] = head.pretrained_labels(cfg, config, task)
+    for task in ("classification", "regression", "question_answering"):
+        found[task] = [head.new_warning("a/b", of(architectures=each, num_labels=3), task) for each in names]
+    data_regression.check(known(found))
+
+
+class Kept:
+    """A lever that makes a stand-in for the model, and keeps how it would have been made."""
+
+    def configure_model(self, construction):
+        self.construction = construction
+        construction.build = lambda: SimpleNamespace(config=construction.config)
+
+
+LABELS = [
+    # task, classes of the data, names, the head's labels, pretrained, classes of the menu, labels of the configuration
+    ("classification", 2, ["x", "y"], None, None, 2, 3),
+    ("classification", 3, ["x"], None, None, 2, 3),
+    ("classification", 4, ["x"], None, None, 2, 3),
+    ("classification", 2, ["x", "y"], None, "a/b", 4, 2),
+    ("classification", 5, [], None, "a/b", 4, 2),
+    ("classification", 2, [], {"p": 0, "q": 1}, "a/b", 2, 2),
+    ("classification", 3, [], {"p": 0, "q": 1}, "a/b", 2, 2),
+    ("regression", 7, [], None, "a/b", 2, 3),
+    ("multi_label", 3, ["x"], None, None, 2, 3),
+    ("question_answering", 7, [], None, None, 2, 3),
+    ("question_answering", 7, [], None, "a/b", 2, 3),
+    ("language_modelling", 7, [], None, "a/b", 2, 3),
+]
+
+
+def test_the_head_and_the_labels_that_a_model_is_built_with(plain, data_regression):
+    found = {}
+    for task, classes, names, labels, weights, of_menu, of_config in LABELS:
+        cfg, warned, lever = changed(plain, f"model.classes={of_menu}", False), [], Kept()
+        cfg.model.pretrained = weights
+        config = BertConfig(num_labels=of_config, vocab_size=10)
+        data = SimpleNamespace(task=task, vocab=10, classes=classes, names=names, head=labels)
+        try:
+            model = builder.build_model(cfg, config, data, [lever], weights=False, warn=warned.append)
+        except Refusal as refused:
+            result = str(refused)
+        else:
+            made = lever.construction
+            result = [made.new_head, made.reads_weights, made.name, model.config.use_cache, model.config.problem_type]
+            result += [model.config.num_labels, model.config.id2label, model.config.label2id, warned]
+            assert made.settings == {"attn_implementation": None, "dtype": torch.float32}
+        found[f"{task} {classes} {names} {labels} {weights} {of_menu} {of_config}"] = result
+    data_regression.check(known(found))
+
+
+@pytest.mark.parametrize("vocab,refused", [(9, False), (10, False), (11, True)])
+def test_ids_beyond_the_vocabulary_are_refused(plain, vocab, refused):
+    data = SimpleNamespace(task="language_modelling", vocab=vocab, classes=0, names=[], head=None)
+    said = None
+    try:
+        builder.build_model(plain, BertConfig(vocab_size=10), data, [Kept()])
+    except Refusal as error:
+        said = str(error)
+    wanted = "the data has token ids up to 10, and the model a vocabulary of 10. Type model.vocab=16."
+    assert said == (wanted if refused else None)
+
+
+# --- pretrained weights --------------------------------------------------------------------------
+
+
+class Loaded(torch.nn.Module):
+    """A model with weights a, b and a head."""
+
+    base_model_prefix = "base"
+
+    def __init__(self, **values):
+        super().__init__()
+        self.base = torch.nn.Module()
+        for name, value in ({"a": [1.0], "b": [1.0, 2.0]} | values).items():
+            setattr(self.base, name, torch.nn.Parameter(torch.tensor(value), requires_grad=False))
+        self.head = torch.nn.Linear(1, 1)
+
+
+def test_what_is_said_of_weights_that_do_not_fit(data_regression):
+    nan, inf = float("nan"), float("inf")
+    five = [f"base.{n}" for n in range(5)]
+    shapes = [("w", (2, 1), (3, 1)), ("v", (1,), (2,))]
+    cases = {
+        "all fits": ({}, {}, False),
+        "a head is new": ({"missing_keys": ["head.weight"]}, {}, True),
+        "a head is missing": ({"missing_keys": ["head.weight"]}, {}, False),
+        "a weight is missing beside a new head": ({"missing_keys": ["head.weight", "base.a"]}, {}, True),
+        "a head is there that nobody named": ({}, {}, True),
+        "five are missing": ({"missing_keys": five}, {}, False),
+        "four are missing": ({"missing_keys": five[:4]}, {}, False),
+        "one is left": ({"unexpected_keys": five[:1]}, {}, False),
+        "five are left": ({"unexpected_keys": five}, {}, False),
+        "one shape": ({"mismatched_keys": shapes[:1]}, {}, False),
+        "two shapes": ({"mismatched_keys": shapes}, {}, False),
+        "one is no number": ({}, {"a": [nan]}, False),
+        "two are infinite": ({}, {"a": [inf], "b": [1.0, -inf]}, False),
+        "whole numbers and nothing": ({}, {"a": [1], "b": []}, False),
+    }
+    found = {}
+    for name, (report, values, new_head) in cases.items():
+        whole, warned = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []} | report, []
+        loaded = Loaded(**values), whole
+        kind = SimpleNamespace(from_pretrained=lambda *_, loaded=loaded, **__: loaded)
+        try:
+            pretrained.load_weights(kind, "a/b", BertConfig(), new_head, warned.append)
+        except Refusal as refused:
+            warned.append(f"refused: {refused}")
+        found[name] = warned
+    data_regression.check(found)
+
+
+@pytest.mark.parametrize(
+    "message,said",
+    [
+        ("one. two\nthree", "one. two"),
+        ("It is this:\n  the reason \nmore", "It is this: the reason"),
+        ("It is this:", "It is this:"),
+        ("word", "KeyError word"),
+        ("", "KeyError"),
+    ],
+)
+def test_the_first_sentence_of_an_error_is_what_is_shown(tmp_path, message, said):
+    class KeyError(Exception):
+        pass
+
+    def load(name, **_):
+        raise KeyError(message)
+
+    with pytest.raises(Refusal) as refused:
+        pretrained.call(load, str(tmp_path))
+    assert str(refused.value) == f"model.pretrained={tmp_path} cannot be loaded: {said}"
+    with pytest.raises(Refusal) as refused, pretrained.building(BertConfig(), "a/b"):
+        raise KeyError(message)
+    assert said in str(refused.value) and "no bert can be built" in str(refused.value)
+    with pytest.raises(KeyError), pretrained.building(BertConfig(), None):
+        raise KeyError(message)
+    with pytest.raises(Refusal, match="mine"):
+        pretrained.call(lambda *_, **__: pretrained.refuse_missing("mine", Loaded(), ["a"], ""), str(tmp_path))
+
+
+# --- experts, and weights in few bits ------------------------------------------------------------
+
+
+def test_the_flops_of_experts_and_where_they_are():
+    assert moe.flops(torch.Size([6, 5]), torch.Size([3, 5, 7])) == 2 * 6 * 5 * 7
+    assert moe.gradient_flops(torch.Size([6, 5]), torch.Size([3, 5, 7])) == 4 * 6 * 5 * 7
+
+    def has(**values):
+        return moe.has_experts(SimpleNamespace(to_dict=lambda: values))
+
+    assert has(num_experts=4) and has(text_config={"n_routed_experts": 2}) and not has(experts_implementation="x")
+    assert not has(text_config={"hidden_size": 2}, vocab_size=3)
+    module = torch.nn.Linear(2, 2)
+    read = moe.CastParameters(module, torch.bfloat16)
+    assert read.weight.dtype == torch.bfloat16 and read.in_features == 2 and module.weight.dtype == torch.float32
+
+
+def test_what_of_the_layers_is_not_in_few_bits():
+    def parameter(*shape, trained=False, dtype=torch.float32):
+        return torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=trained)
+
+    model, layer, packed = torch.nn.Module(), torch.nn.Module(), torch.nn.Module()
+    packed.weight = parameter(6, 1, dtype=torch.uint8)
+    packed.quant_state = SimpleNamespace(shape=(3, 4), absmax=torch.ones(2), code=None, offset=None, state2=None)
+    layer.packed, layer.norm, layer.adapter = packed, parameter(5), parameter(2, 2, trained=True)
+    model.layers, model.embedding = torch.nn.ModuleList([layer]), parameter(10, 10)
+    assert quantized.warnings(model, 4) == []
+    assert sum(quantized.counts(model).values()) == quantized.count(model) == 12 + 5 + 4 + 100
+    assert [each.tolist() for each in quantized.scales(model)] == [[1.0, 1.0]]
+    layer.experts = parameter(2, 3, 4)
+    (line,) = quantized.warnings(model, 4)
+    assert line.startswith("adapter.bits=4: 24 of the 41 frozen parameters of the layers")
+    packed.in_features, packed.out_features = 4, 3
+    four_bits.as_floats(model, torch.bfloat16)
+    assert packed.weight.dtype == torch.bfloat16 and packed.weight.shape == (3, 1) and not packed.weight.requires_grad
+    four_bits.as_floats(model, torch.bfloat16)  # once is enough
+    packed.weight = parameter(5, 1, dtype=torch.uint8)
+    with pytest.raises(Refusal, match="a layer of 3 x 4 has an odd number of bytes"):
+        four_bits.as_floats(model, torch.bfloat16)
+
+
+# --- padding and the next token ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "task,found,said",
+    [
+        ("language_modelling", Behaviour(), []),
+        ("language_modelling", Behaviour(is_causal=False), "sees the tokens"),
+        ("language_modelling", Behaviour(shifts_labels=False), ["compares the logits of each token"]),
+        ("language_modelling", Behaviour(unknown="why"), ["whether Made shifts labels, sees later tokens, and pads"]),
+        ("classification", Behaviour(unknown="why"), ["whether Made pads as it should could not be asked"]),
+        ("classification", Behaviour(), []),
+    ],
+)
+def test_what_follows_from_what_a_model_does(plain, monkeypatch, task, found, said):
+    monkeypatch.setattr(behaviour.architectures, "model_class", lambda *_: type("Made", (), {}))
+    monkeypatch.setattr(behaviour, "of", lambda *_: found)
+    config = BertConfig(is_decoder=True)
+    monkeypatch.setattr(behaviour.transformers_models_private, "is_encoder", lambda _: False)
+    if isinstance(said, str):
+        with pytest.raises(Refusal, match=said):
+            behaviour.check(plain, "a/b", config, task)
+        return
+    result, lines = behaviour.check(plain, "a/b", config, task)
+    assert result == found and len(lines) == len(said) and all(map(str.__contains__, lines, said))
+    monkeypatch.setattr(behaviour.transformers_models_private, "is_encoder", lambda _: True)
+    if task == "language_modelling":
+        with pytest.raises(Refusal, match="it is an encoder"):
+            behaviour.check(plain, "a/b", config, task)
+
+
+PADDED = list(
+    itertools.product(("classification", "question_answering", "language_modelling"), ("right", "left", None))
+)
+
+
+def test_how_rows_of_different_lengths_are_padded(monkeypatch, data_regression):
+    monkeypatch.setattr(behaviour.architectures, "model_class", lambda *_: type("Made", (), {}))
+    lengths = {"even": [9, 10], "uneven": [3, 40]}
+    monkeypatch.setattr(behaviour.rows, "lengths", lambda part: numpy.array(lengths[part]))
+    found = {}
+    for (task, side), part, before in itertools.product(PADDED, lengths, (None, 2, 5)):
+        padding = collate.Padding(multiple=8, longest=32, pad_token_id=5, with_mask=True)
+        data = SimpleNamespace(collate=padding, task=task, pad_token_id=5, train="even", eval=part)
+        config = BertConfig(pad_token_id=before, vocab_size=10)
+        try:
+            said = behaviour.pad("a/b", config, data, Behaviour(padding=side))
+        except Refusal as refused:
+            said = str(refused)
+        if before == 2 or part == "uneven" or side is None:
+            found[f"{task} {side} {part} {before}"] = [said, padding.side, padding.pad_token_id, config.pad_token_id]
+    data.collate, data.task = "another", "classification"
+    config = BertConfig(pad_token_id=None)
+    assert behaviour.pad("a/b", config, data, Behaviour(padding=None)) == []
+    found["no padding, classification"] = config.pad_token_id
+    data.task, config = "language_modelling", BertConfig(pad_token_id=None)
+    assert behaviour.pad("a/b", config, data, Behaviour(padding=None)) == []
+    found["no padding, language_modelling"] = config.pad_token_id
+    data.train, data.eval, data.collate = "even", None, padding
+    assert behaviour.pad("a/b", config, data, Behaviour(padding=None)) == []
+    data_regression.check(known(found))
