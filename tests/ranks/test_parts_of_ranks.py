@@ -1,0 +1,399 @@
+"""What each rank has of a model and of a step, without any other rank: collectives are noted and do nothing."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from conftest import compose, small
+from known_values import known
+from torch import nn
+
+from legroom.data.collate import IGNORE_INDEX
+from legroom.data.data_loader import Batch
+from legroom.parallelism import accelerate_plugins, fsdp, pipeline, pipeline_parts, unwrap, zero
+from legroom.ranks import rank_info
+
+SIZES = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=2)
+
+
+def llama(layers: int, tied: bool = False):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, num_hidden_layers=layers, tie_word_embeddings=tied, use_cache=False)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def part_of(monkeypatch):
+    """part_of(model, rank, world, stages, chunks) -> the pipeline of a copy of the model on a rank that is alone."""
+
+    def part_of(model, rank, world, stages, chunks=None, schedule="gpipe"):
+        monkeypatch.setattr(pipeline.dist, "get_world_size", lambda: world)
+        monkeypatch.setattr(pipeline.dist, "get_rank", lambda: rank)
+        monkeypatch.setattr(pipeline.dist, "new_subgroups_by_enumeration", lambda ranks: (ranks, None))
+        own = SimpleNamespace(together=stages, chunks=chunks, schedule=schedule)
+        mine = copy.deepcopy(model)
+        pipeline.split(mine, own)
+        return pipeline.of(mine)
+
+    return part_of
+
+
+SPLITS = [(1, 2, None, 2), (1, 2, None, 5), (2, 3, None, 3), (1, 2, 2, 4), (1, 2, 2, 7), (1, 3, 2, 8)]
+
+
+def test_which_layers_each_rank_has(part_of, data_regression):
+    """copies of the pipeline, stages, chunks, layers"""
+    found = {}
+    for copies, stages, chunks, layers in SPLITS:
+        model, world = llama(layers), copies * stages
+        for rank in range(world):
+            part = part_of(model, rank, world, stages, chunks)
+            names = {name.rpartition(".")[0].partition(".self_attn")[0] for name, _ in part.model.named_parameters()}
+            found[f"{copies} x {stages} stages of {chunks} chunks, {layers} layers, rank {rank}"] = {
+                "weights of": sorted({".".join(name.split(".")[:3]) for name in names}),
+                "groups": [part.group, part.copies, part.ends],
+                "copy, first rank, parts, layers": [part.copy, part.first_rank, list(part.parts), part.layers],
+                "parameters": [part.parameters == sum(each.numel() for each in model.parameters()), part.width],
+                "ends": [part.has_first, part.has_last, part.tied is None],
+                "owners": [part._owner(each) for each in range(part.count)],
+            }
+    data_regression.check(known(found))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stages,chunks,layers", [(2, None, 3), (3, None, 3), (2, 2, 5)])
+def test_parts_one_after_the_other_compute_what_the_whole_does(part_of, tied, stages, chunks, layers):
+    model = llama(layers, tied)
+    ids = torch.arange(12).reshape(2, 6) % 16
+    batch = {"input_ids": ids, "labels": ids}
+    whole = model(**batch).loss
+    whole.backward()
+    parts = [part_of(model, rank, stages, stages, chunks) for rank in range(stages)]
+    assert sum(part.layers for part in parts) == layers
+    assert [part.tied is None for part in parts] == [not tied or rank in range(1, stages - 1) for rank in range(stages)]
+    given = ids
+    for index in range(stages * (chunks or 1)):
+        part = parts[index % stages]
+        given = part._run(index, given, batch, part.model)
+        assert part.running is None and all(each.hidden is None for each in part.received.values())
+    torch.testing.assert_close(given, whole)
+    given.backward()
+    for part in parts:
+        part.model.requires_grad_(True)
+    gradients = {}
+    for part in parts:
+        for name, weight in part.model.named_parameters():
+            gradients[name] = gradients.get(name, 0) + (0 if weight.grad is None else weight.grad)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(gradients[name], weight.grad, msg=name)
+
+
+def rows(count: int, tokens: int, ranks: int = 1):
+    ids = torch.arange(1, count * tokens + 1).reshape(count, tokens) % 16
+    made = Batch({"input_ids": ids, "labels": ids.clone()})
+    made.ranks = ranks
+    return made
+
+
+STEPS = list(itertools.product((("gpipe", None), ("1f1b", None), ("interleaved", 2)), (1, 2, 3, 5), (0, 1)))
+
+
+def test_the_micro_batches_that_a_schedule_is_given(part_of, monkeypatch, data_regression):
+    """Of two ranks. A micro-batch that only fills the schedule up has no weight."""
+    model, found = llama(4), {}
+    monkeypatch.setattr(pipeline.dist, "all_reduce", lambda *_, **__: None)
+    for (schedule, chunks), count, rank in STEPS:
+        part, seen = part_of(model, rank, 2, 2, chunks, schedule), {}
+
+        def stage(module, index, of, device, given, made, group, seen=seen):
+            seen.setdefault("stages", []).append([index, of, list(given.shape), list(made.shape)])
+            assert given.is_meta and made.is_meta and made.requires_grad and given.is_floating_point() == (index > 0)
+
+        def plan(name, stages, micro_batches, loss, seen=seen, count=count):
+            seen["micro-batches"], seen["schedule"] = micro_batches, name
+
+            def step(*given, target=None, losses=None, return_outputs=True, **whole):
+                seen["given"] = [len(given), target is not None, return_outputs, list(whole["input_ids"].shape)]
+                seen["with labels"] = (whole["labels"] != IGNORE_INDEX).sum(1).tolist()
+                if losses is not None:
+                    losses += [loss(torch.tensor(10.0**place), None) for place in range(micro_batches)]
+
+            return SimpleNamespace(step=step)
+
+        monkeypatch.setattr(pipeline.torch_distributed_private, "pipeline_stage", stage)
+        monkeypatch.setattr(pipeline.torch_distributed_private, "pipeline_schedule", plan)
+        shares = [None] if count == 1 else [0.5 + place for place in range(count)]
+        loss = part.step([rows(2, 3), *[rows(1, 2)] * (count - 1)], shares)
+        found[f"{schedule}, {count}, rank {rank}"] = seen | {"loss": float(loss)}
+    data_regression.check(known(found))
+
+
+@pytest.mark.parametrize("cause,raised", [(KeyError("mine"), KeyError), (None, RuntimeError)])
+def test_what_a_pass_raises_is_raised_by_the_step(part_of, monkeypatch, cause, raised):
+    def step(*_, **__):
+        raise RuntimeError("torch's own") from cause
+
+    part = part_of(llama(2), 0, 2, 2)
+    monkeypatch.setattr(pipeline.torch_distributed_private, "pipeline_stage", lambda *_: None)
+    schedule = SimpleNamespace(step=step)
+    monkeypatch.setattr(pipeline.torch_distributed_private, "pipeline_schedule", lambda *_: schedule)
+    with pytest.raises(raised):
+        part.step([rows(1, 2)], [None])
+
+
+@pytest.mark.parametrize("tied,rank,replicas", list(itertools.product((True, False), (0, 1), (1, 2))))
+def test_gradients_of_ties_and_of_replicas_are_summed(part_of, monkeypatch, tied, rank, replicas):
+    part, seen = part_of(llama(2, tied), rank, 2 * replicas, 2), []
+    monkeypatch.setattr(pipeline.dist, "all_reduce", lambda tensor, group: seen.append((group, tensor.mean().item())))
+    weights = list(part.model.parameters())
+    for weight in weights[1:] if not tied else weights:
+        weight.grad = torch.full_like(weight, 6.0)
+    part._sum_gradients(replicas)
+    assert [value for group, value in seen if group == part.ends] == [6.0] * tied * (1 if replicas else 0)
+    copies = [value for group, value in seen if group == part.copies]
+    assert copies == ([6.0 / replicas] * (len(weights) - (not tied)) if replicas > 1 else [])
+
+
+def test_clipping_counts_each_weight_once(part_of, monkeypatch):
+    norms = []
+    monkeypatch.setattr(pipeline.dist, "all_reduce", lambda square, group: square.add_(7.0))
+    for rank in (0, 1):
+        part = part_of(llama(2, tied=True), rank, 2, 2)
+        for weight in part.model.parameters():
+            weight.grad = torch.ones_like(weight)
+        counted = sum(each.numel() for each in part.model.parameters() if rank == 0 or each is not part.tied)
+        norm = part.clip(iter(part.model.parameters()), 0.5)
+        assert norm.item() == pytest.approx((counted + 7) ** 0.5)
+        norms += [each.grad.max().item() * norm.item() for each in part.model.parameters()]
+    assert norms == pytest.approx([0.5] * len(norms), rel=1e-3)
+
+
+def test_the_whole_state_is_gathered_on_rank_0(part_of, monkeypatch):
+    """Of four ranks, the last two of which have what the first two have."""
+    model, sent = llama(2, tied=True), {}
+    parts = [part_of(model, rank, 4, 2) for rank in range(4)]
+    monkeypatch.setattr(pipeline.dist, "send", lambda tensor, to: sent.setdefault(to, []).append(tensor))
+    monkeypatch.setattr(pipeline.dist, "recv", lambda tensor, of: tensor.copy_(sent[0].pop(0)))
+    states = [{name: (e.shape, e.dtype) for name, e in part.model.state_dict().items()} for part in parts]
+    monkeypatch.setattr(pipeline.collectives, "all_gather", lambda own: states)
+    found = {}
+    for rank in (3, 2, 1, 0):
+        monkeypatch.setattr(pipeline.dist, "get_rank", lambda rank=rank: rank)
+        found[rank] = parts[rank].gathered()
+    assert found[0].keys() == model.state_dict().keys() and sent == {0: []}
+    for name, weight in model.state_dict().items():
+        assert torch.equal(found[0][name], weight), name
+    assert len(found[1]) < len(found[0])
+
+
+def test_an_accelerator_leaves_a_part_as_it_is(part_of):
+    part, seen = part_of(llama(2), 0, 2, 2), {}
+    accelerator = SimpleNamespace(prepare_model=lambda model, **more: seen.update(more), clip_grad_norm_=None)
+    assert pipeline.attach(accelerator, llama(2)) is None and accelerator.clip_grad_norm_ is None
+    assert pipeline.attach(accelerator, part.model) is part and accelerator.clip_grad_norm_ == part.clip
+    accelerator.prepare_model(part.model)
+    assert seen == {"evaluation_mode": True}
+
+
+def test_the_modules_before_and_behind_the_layers(monkeypatch):
+    def weights():
+        return nn.Linear(1, 1)
+
+    def made(**children):
+        module = nn.Module()
+        for name, child in children.items():
+            module.add_module(name, child)
+        return module
+
+    layers = nn.ModuleList([weights(), weights(), weights()])
+    fewer = made(inner=nn.ModuleList([weights(), weights()]))
+    base = made(fewer=fewer, words=weights(), drop=nn.Dropout(), layers=layers, rotary=nn.Dropout(), norm=weights())
+    model = made(base=base, head=weights(), baseline=weights(), drop=nn.Dropout())
+    assert pipeline_parts.layers_of(model) == ("base.layers", layers)
+    plan: list[str] = []
+    monkeypatch.setattr(pipeline_parts.transformers_models_private, "pipeline_plan", lambda _: plan)
+    own = ["head", "baseline"]
+    assert pipeline_parts.around(model, "base.layers") == (["base.fewer", "base.words"], ["base.norm", *own])
+    plan += ["fewer", "norm", "layers", "words", "rotary"]  # which names a module without weights, too
+    planned = ["base.fewer", "base.norm"], ["base.words", "base.rotary", *own]
+    assert pipeline_parts.around(model, "base.layers") == planned
+    plan.append("unknown")  # a plan that is not of this model
+    in_order = ["base.fewer", "base.words"], ["base.rotary", "base.norm", *own]
+    assert pipeline_parts.around(model, "base.layers") == in_order
+
+
+def test_modules_that_stand_for_others():
+    embeddings = nn.Embedding(4, 3)
+    none = pipeline_parts.NoEmbedding(embeddings, 5, torch.bfloat16)
+    assert none(torch.ones(2, 3).long()).shape == (2, 3, 5) and none(torch.ones(2, 3).long()).dtype == torch.bfloat16
+    given = torch.ones(2, 3)
+    assert none(given) is given and none.num_embeddings == 4 and not list(none.parameters())
+    assert not none(torch.ones(2).long()).any()
+    received = pipeline_parts.Received(embeddings)
+    assert received(1) is None
+    received.hidden = given
+    assert received("anything", more=1) is given and pipeline_parts.Passing(embeddings)(given, 7) is given
+
+
+# --- FSDP, ZeRO and DDP --------------------------------------------------------------------------
+
+MODES = [
+    "parallelism=fsdp",
+    "parallelism=fsdp parallelism.strategy=shard_grad_op precision=bf16",
+    "parallelism=fsdp parallelism.strategy=hybrid_shard parallelism.shard_size=2 precision=fp16",
+    "parallelism=fsdp parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2",
+    "parallelism=fsdp_tp parallelism.tensor_size=2 model=llama_tiny",
+    "parallelism=fsdp parallelism.wrap=none",
+]
+
+
+def test_how_fsdp_is_told_to_shard(monkeypatch, data_regression):
+    found: dict[str, list] = {}
+    monkeypatch.setattr(fsdp.rank_info, "current_rank", lambda: rank_info.RankInfo(world_size=4))
+    for mode in [*MODES, "cpu_offload"]:
+        words = MODES[0] if mode == "cpu_offload" else mode
+        cfg = compose(*small("parallelism.num_processes=4", *words.split())).cfg
+        cfg.parallelism.cpu_offload = mode == "cpu_offload"
+        seen = found.setdefault(mode, [])
+
+        def mesh(device, shape, mesh_dim_names, seen=seen):
+            seen.append(["mesh", device, list(shape), list(mesh_dim_names)])
+            return {name: f"mesh of {name}" for name in mesh_dim_names} if len(shape) > 1 else "whole mesh"
+
+        def shard(module, mesh, reshard_after_forward, mp_policy, offload_policy, seen=seen):
+            policy = [str(mp_policy.param_dtype), str(mp_policy.reduce_dtype), type(offload_policy).__name__]
+            seen.append([type(module).__name__, str(mesh), reshard_after_forward, *policy])
+
+        monkeypatch.setattr(fsdp, "init_device_mesh", mesh)
+        monkeypatch.setattr(fsdp, "fully_shard", shard)
+        monkeypatch.setattr(fsdp, "split", lambda *split, seen=seen: seen.append(["split", *map(str, split[1:])]))
+        model = llama(2, tied=mode.endswith("=none"))
+        fsdp.shard(cfg, model, "cpu")
+        seen.append(["logits", str(model(torch.ones(1, 2).long()).logits.dtype)])
+    data_regression.check(known(found))
+
+
+def test_deepspeeds_configuration(data_regression):
+    words = ("stage=1", "stage=2 parallelism.offload=optimizer", "stage=3", "stage=3 parallelism.offload=all")
+    found = {}
+    for word, precision in itertools.product(words, ("fp32", "bf16")):
+        more = [f"precision={precision}", "accumulation=x2", "train.max_grad_norm=0.5", "parallelism.num_processes=2"]
+        cfg = compose(*small("parallelism=zero", *more, *f"parallelism.{word}".split())).cfg
+        found[f"{word} {precision}"] = zero.configuration(cfg)
+    data_regression.check(found)
+
+
+def test_what_an_accelerator_is_given_for_a_mode(monkeypatch, data_regression):
+    seen = []
+    for name in ("allow_fsdp_on_cpu", "keep_sharded_parameters"):
+        monkeypatch.setattr(accelerate_plugins.accelerate_private, name, lambda name=name: seen.append(name))
+    monkeypatch.setattr(accelerate_plugins, "FullyShardedDataParallelPlugin", lambda **given: given)
+    monkeypatch.setattr(accelerate_plugins.zero, "accelerator_arguments", lambda cfg: {"zero": True})
+    found = {}
+    modes = ("single", "ddp", "ddp parallelism.gradient_as_bucket_view=false parallelism.bucket_cap_mb=7", "zero")
+    for mode in (*modes, "fsdp", "fsdp parallelism.strategy=no_shard", "pipeline model=llama_tiny model.layers=2"):
+        cfg = compose(*small("parallelism.num_processes=2", *f"parallelism={mode}".split())).cfg
+        given, calls = accelerate_plugins.mode_arguments(cfg), seen.copy()
+        seen.clear()
+        handlers = given.pop("kwargs_handlers", [])
+        ddp = [
+            [getattr(each, key) for key in ("gradient_as_bucket_view", *accelerate_plugins.DDP_KEYS)]
+            for each in handlers
+        ]
+        found[mode] = [given, ddp, calls]
+    data_regression.check(known(found))
+
+
+class Swapping(torch.optim.SGD):
+    """A schedule-free optimizer: evaluates with other weights than it trains."""
+
+    def __init__(self, weights):
+        super().__init__(weights, lr=1.0)
+        self.mode = []
+
+    def eval(self):
+        self.mode.append("eval")
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data += 1
+
+    def train(self):
+        self.mode.append("train")
+
+
+def test_the_weights_of_an_evaluation_are_swapped_and_come_back():
+    weight = nn.Parameter(torch.tensor([2.0]))
+    wrapped = SimpleNamespace(optimizer=SimpleNamespace(optimizer=Swapping([weight])))
+    inner = unwrap.inner_optimizer(wrapped)
+    with torch.no_grad(), pytest.raises(KeyError), unwrap.evaluation_weights(wrapped):
+        assert weight.item() == 3.0
+        raise KeyError
+    assert weight.item() == 2.0 and inner.mode == ["eval", "train"]
+    unwrap.start_training(wrapped)
+    assert inner.mode == ["eval", "train", "train"]
+    plain = torch.optim.SGD([weight], lr=1.0)
+    unwrap.start_training(plain)
+    with unwrap.evaluation_weights(plain):
+        assert weight.item() == 2.0
+
+
+@pytest.mark.parametrize(
+    "info,group,store",
+    [
+        (rank_info.RankInfo(), False, False),
+        (rank_info.RankInfo(port=7), True, True),
+        (rank_info.RankInfo(world_size=2), True, True),
+        (rank_info.RankInfo(rank=1, world_size=2, launched=True, port=7), True, False),
+        (rank_info.RankInfo(launched=True), True, False),
+    ],
+)
+def test_who_joins_a_group_and_what_the_libraries_read(info, group, store, monkeypatch):
+    assert (info.in_process_group, info.has_own_store, info.is_main) == (group, store, info.rank == 0)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name in (*names, "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "former")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    rank_info.export_environment(info)
+    values = [rank_info.os.environ.get(name) for name in names]
+    expected = [str(each) for each in (info.rank, info.world_size, 0, 1, info.address, info.port)]
+    assert values == (expected if group else [None] * 4 + ["former"] * 2)
+    assert ("GLOO_SOCKET_IFNAME" in rank_info.os.environ) == store
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+
+
+@pytest.mark.parametrize(
+    "given,expected",
+    [
+        ({}, rank_info.RankInfo()),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, rank_info.RankInfo()),
+        ({"MASTER_ADDR": "a", "RANK": "x", "WORLD_SIZE": "8"}, rank_info.RankInfo()),
+        ({"MASTER_ADDR": "a", "RANK": "3"}, rank_info.RankInfo()),
+        (
+            {"MASTER_ADDR": "a", "RANK": "3", "WORLD_SIZE": "8"},
+            rank_info.RankInfo(3, 8, 3, 8, launched=True, address="a", port=29500),
+        ),
+        (
+            {
+                "MASTER_ADDR": "a",
+                "RANK": "3",
+                "WORLD_SIZE": "8",
+                "LOCAL_RANK": "1",
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_PORT": "9",
+            },
+            rank_info.RankInfo(3, 8, 1, 2, launched=True, address="a", port=9),
+        ),
+    ],
+)
+def test_which_rank_a_launcher_says_this_is(monkeypatch, given, expected):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert rank_info.current_rank() == expected
+    assert rank_info.data_share(2) == (expected.rank // 2, expected.world_size // 2)
