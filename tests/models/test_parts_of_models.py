@@ -82,6 +82,7 @@ LLAMA = ["model=llama_tiny", "model.heads=4", "model.kv_heads=2"]
     [
         (["model=bert_tiny"], 4, 0),
         (LLAMA, 4, 2 * 4 * 512),
+        (["model=gpt2_tiny"], 4, 2 * 4 * 512),  # whose output layer is the embeddings
         ([*LLAMA, "precision=bf16_pure"], 2, 2 * 4 * 512),
         ([*LLAMA, "loss=chunked"], 4, 0),
         ([*LLAMA, "adapter=qlora"], 0.5, 2 * 4 * 512),
