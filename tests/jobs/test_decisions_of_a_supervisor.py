@@ -1,0 +1,435 @@
+"""What a supervisor does about workers that end, fail or hang: made-up workers, and a clock that is moved on."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import signal
+from types import SimpleNamespace
+
+import pytest
+from known_values import known
+
+from legroom.jobs import failures, launch, post_mortem, supervise, training_run, worker
+from legroom.ranks.rank_info import RankInfo
+from legroom.records.messages import PhaseStarted, RankFailed, RecordUnwritten, Shown
+from legroom.records.record import Error
+
+
+def failed(rank: int, lost: bool = False, status: str = "failed") -> RankFailed:
+    return RankFailed(status, Error("step", "ValueError", f"of rank {rank}", rank=rank), lost)
+
+
+@pytest.fixture(scope="module")
+def composed(make_job):
+    return make_job("device=cpu")
+
+
+@pytest.fixture
+def job(composed, tmp_path):
+    made = copy.deepcopy(composed)
+    made.folder = tmp_path
+    return made
+
+
+class Worker:
+    """Exits at a time with a code; at another it may send a message, or close its pipe. The clock is the test's."""
+
+    def __init__(self, clock, rank=0, ends=None, code=0, sends=(), closes=None, hangs=False):
+        self.clock, self.ends, self.code, self.sends, self.closes = clock, ends, code, list(sends), closes
+        self.rank_info, self.process, self.pipe = RankInfo(rank, 2), self, self
+        self.signals, self.returncode, self.pid, self.hangs = [], None, 1, hangs
+
+    def poll(self, seconds=None):
+        if seconds is not None:  # of the pipe
+            return bool(self.sends) and self.sends[0][0] <= self.clock.now
+        if self.ends is not None and self.clock.now >= self.ends:
+            self.returncode = self.code
+        return self.returncode
+
+    def recv(self):
+        if self.closes is not None and self.clock.now >= self.closes:
+            raise EOFError
+        return self.sends.pop(0)[1]
+
+    def wait(self, _):
+        raise TimeoutError
+
+    def send_signal(self, number):
+        self.signals.append(number)
+        if number == signal.SIGINT and not self.hangs:
+            self.ends = self.clock.now
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def supervisor(job, monkeypatch):
+    """supervisor(worker's settings, ...) -> a supervisor of such workers; its `clock.now` goes on by a fifth second."""
+    clock = SimpleNamespace(now=0.0)
+
+    def wait(pipes, timeout):
+        clock.now = round(clock.now + timeout, 6)
+        return [pipe for pipe in pipes if pipe.closes is not None and clock.now >= pipe.closes]
+
+    monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(supervise, "wait", wait)
+    monkeypatch.setattr(supervise.os, "killpg", lambda *_: None)
+    monkeypatch.setattr(supervise, "_launcher_is_gone", lambda: False)
+
+    def supervisor(*workers):
+        seen: list = []
+        made = supervise.Supervisor(job, seen.append)
+        made.seen, made.clock, clock.now = seen, clock, 0.0
+        made.workers = [Worker(clock, rank, **settings) for rank, settings in enumerate(workers)]
+        return made
+
+    return supervisor
+
+
+WATCHED = {
+    "one ends well": ([dict(ends=1.0)], None),
+    "one ends late": ([dict(ends=9.0)], 2.0),
+    "at the deadline": ([dict(ends=2.0)], 2.0),
+    "behind the deadline": ([dict(ends=2.1)], 2.0),
+    "one of two fails": ([dict(ends=50.0), dict(ends=1.0, code=1)], None),
+    "one of two reports": ([dict(ends=50.0), dict(ends=50.0, sends=[(1.0, failed(1))])], None),
+    "the other ends meanwhile": ([dict(ends=2.0), dict(ends=1.0, code=1)], None),
+    "alone and failed": ([dict(ends=8.0, sends=[(1.0, failed(0))])], None),
+    "alone, of another": ([dict(ends=8.0, sends=[(1.0, failed(1, lost=True))])], None),
+    "both end well": ([dict(ends=3.0), dict(ends=1.0)], None),
+    "a closed pipe": ([dict(closes=1.0)], None),
+    "a closed pipe and an end": ([dict(closes=1.0, ends=2.0)], None),
+}
+
+
+def test_how_long_workers_are_watched(supervisor, data_regression):
+    found = {}
+    for name, (workers, deadline) in WATCHED.items():
+        made = supervisor(*workers)
+        found[name] = [made._watch(deadline), made.clock.now, [each.error.rank for each in made.failures]]
+    data_regression.check(known(found))
+
+
+@pytest.mark.parametrize("stop,phase,estimate,forward", list(itertools.product(
+    (True, False), ("load", "train", "save", "eval"), (True, False), (True, False))))  # fmt: skip
+def test_a_request_to_stop_is_passed_on_once(supervisor, stop, phase, estimate, forward):
+    made = supervisor(dict(ends=1.0), dict(ends=1.0))
+    made._stop.to_stop, made.phase = stop, phase
+    made.job.record.config["recipe"]["name"] = "estimate" if estimate else "trainer"
+    reason = made._watch(None, forward_stop=forward)
+    asks = stop and forward
+    assert reason == ("interrupted" if asks and estimate else "exited")
+    assert all(each.signals == [signal.SIGTERM] * (asks and not estimate) for each in made.workers)
+    said = asks and not estimate and phase in ("load", "train")
+    assert [type(each) for each in made.seen] == [Shown] * said
+
+
+@pytest.mark.parametrize("listens,forward", list(itertools.product((True, False), repeat=2)))
+def test_a_launcher_that_is_gone_ends_its_ranks(supervisor, monkeypatch, listens, forward):
+    made = supervisor(dict(ends=1.0))
+    monkeypatch.setattr(supervise, "_launcher_is_gone", lambda: True)
+    made._stop.listens = listens
+    assert made._watch(None, forward_stop=forward) == ("interrupted" if forward and not listens else "exited")
+    assert made._stop.to_stop == (forward and listens) == bool(made.workers[0].signals)
+
+
+def test_what_becomes_of_each_message(supervisor):
+    def broken(_):
+        raise OSError
+
+    made = supervisor()
+    for message in (failed(1), RecordUnwritten("record"), PhaseStarted("save", "saving"), Shown("text")):
+        made._handle(message)
+    assert (made.failures, made.unwritten, made.phase) == ([failed(1)], "record", "save") and len(made.seen) == 2
+    made._on_message = broken
+    made._handle(PhaseStarted("eval", "evaluating"))
+    assert made.phase == "eval"
+
+
+CONCLUDED = {
+    # reason, workers, to stop, the launcher is gone, listens, failures, processes that the kernel killed meanwhile
+    "well": ("exited", [dict(ends=0.0)], False, False, False, [], 0),
+    "killed": ("exited", [dict(ends=0.0, code=-9)], False, False, False, [], 0),
+    "killed for memory": ("exited", [dict(ends=0.0, code=-9)], False, False, False, [], 1),
+    "an error, and another was killed for memory": ("exited", [dict(ends=0.0, code=1)], False, False, False, [], 1),
+    "rank 1 died": ("exited", [dict(ends=50.0), dict(ends=0.0, code=7)], False, False, False, [], 0),
+    "stopped too early": ("exited", [dict(ends=0.0, code=-15)], True, False, False, [failed(1)], 0),
+    "killed by another": ("exited", [dict(ends=0.0, code=-15)], False, False, False, [], 0),
+    "interrupted": ("interrupted", [dict(), dict()], False, False, False, [], 0),
+    "interrupted and hung": ("interrupted", [dict(hangs=True)], False, False, False, [], 0),
+    "interrupted at once": ("interrupted", [], False, False, False, [], 0),
+    "too late": ("timeout", [dict(), dict(ends=0.0, code=3)], False, False, False, [], 0),
+    "too late and failed": ("timeout", [dict()], False, False, False, [failed(0, lost=True)], 0),
+    "lost its launcher": ("exited", [dict(ends=0.0, code=1)], False, True, False, [failed(0, lost=True)], 0),
+    "failed beside its launcher": ("exited", [dict(ends=0.0, code=1)], False, True, False, [failed(0)], 0),
+    "saves without its launcher": ("exited", [dict(ends=0.0, code=1)], False, True, True, [failed(0, lost=True)], 0),
+}
+
+
+def test_what_a_supervisor_concludes(supervisor, monkeypatch, data_regression):
+    found, left = {}, []
+    monkeypatch.setattr(post_mortem, "leave_record", lambda *given: left.append(given[1:]))
+    for name, (reason, workers, stop, gone, listens, reported, kills) in CONCLUDED.items():
+        made = supervisor(*workers)
+        made._stop.to_stop, made._stop.listens, made.failures = stop, listens, list(reported)
+        monkeypatch.setattr(supervise, "_launcher_is_gone", lambda gone=gone: gone)
+        monkeypatch.setattr(post_mortem, "kernel_kills", lambda kills=kills: 5 + kills)
+        made.conclude(reason, 5)
+        exit_, cause, _ = left.pop()
+        signals = [[int(number) for number in each.signals] for each in made.workers]
+        found[name] = [exit_, cause, signals, made.clock.now, all(each.closed for each in made.workers)]
+    data_regression.check(known(found))
+
+
+@pytest.mark.parametrize("reason,code,reported", list(itertools.product(
+    ("exited", "interrupted"), (0, 1, -9), (True, False))))  # fmt: skip
+def test_a_rank_of_a_launcher_says_how_it_ended(supervisor, monkeypatch, reason, code, reported):
+    made, published = supervisor(dict(ends=0.0, code=code)), []
+    made.workers[0].rank_info = made.job.rank_info = RankInfo(1, 2, launched=True)
+    made.failures = [failed(1)] if reported else []
+    monkeypatch.setattr(supervise.failure_store, "publish_failure", lambda _, failure: published.append(failure))
+    record = made.conclude(reason, post_mortem.kernel_kills())
+    dies = reason == "exited" and code and not reported
+    status = "failed" if reported else "interrupted" if reason == "interrupted" else "ok"
+    assert record.status == (("killed" if code < 0 else "failed") if dies else status)
+    assert bool(published) == bool(dies) and (record.error is None) == (not dies and not reported)
+    assert not dies or published[0]["error"]["rank"] == 1
+
+
+@pytest.mark.parametrize(
+    "reported,codes,rank",
+    [
+        ([], {0: 0, 1: 0}, None),
+        ([failed(1), failed(0)], {0: 1, 1: 1}, 1),
+        ([failed(0, lost=True), failed(1)], {}, 1),
+        ([failed(0, lost=True)], {0: 1, 1: 0}, 0),
+        ([failed(0, lost=True)], {0: 1, 1: -9}, 1),
+        ([failed(0, lost=True), failed(2, lost=True)], {0: 1, 2: 1}, 0),
+        ([], {0: 0, 2: 3, 1: 7}, 1),
+    ],
+)
+def test_the_cause_is_the_first_that_is_more_than_lost_contact(reported, codes, rank):
+    found = supervise.find_cause(reported, codes)
+    assert (None if found is None else found.error.rank) == rank
+    if not reported and rank is not None:
+        assert (found.status, found.error.type, found.error.phase) == ("failed", "WorkerDied", "step")
+
+
+# --- which workers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mode,processes,recipe,launched,ranks",
+    [
+        ("single", 1, "trainer", False, [(0, 1)]),
+        ("ddp", 1, "trainer", False, [(0, 1)]),
+        ("ddp", 3, "trainer", False, [(0, 3), (1, 3), (2, 3)]),
+        ("ddp", 3, "estimate", False, [(0, 1)]),
+        ("ddp", 3, "trainer", True, [(1, 3)]),
+        ("dp", 1, "trainer", False, [(0, 1)]),
+        ("dp", 2, "trainer", False, [(0, 2), (1, 2)]),
+    ],
+)
+def test_which_ranks_are_started(job, monkeypatch, mode, processes, recipe, launched, ranks):
+    started = []
+
+    def start(one, source, listener=None):
+        started.append((one.rank_info.rank, one.rank_info.world_size))
+        own = one.rank_info
+        assert source == "source" and one.folder == job.folder and one.record is job.record
+        assert (listener is None) == (own.port == 0) and own.local_rank == own.rank
+
+    job.record.config["parallelism"] |= {"name": mode, "num_processes": processes}
+    job.record.recipe = recipe
+    if launched:
+        job.rank_info = RankInfo(1, 3, 1, 3, launched=True)
+    monkeypatch.setattr(launch, "_start", start)
+    launch.start(job, "source")
+    assert started == ranks
+
+
+# --- how an error is described -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frames,phase",
+    [
+        ([], "load"),
+        ([("torch/utils/data/dataloader.py", "next")], "load"),
+        ([("legroom/training/accelerate_loop.py", "step")], "step"),
+        ([("legroom/training/accelerate_loop.py", "train")], "load"),
+        (
+            [("legroom/training/accelerate_loop.py", "step"), ("legroom/training/step.py", "forward_backward")],
+            "forward",
+        ),
+        ([("legroom/training/step.py", "forward_backward"), ("torch/autograd/__init__.py", "backward")], "backward"),
+        ([("torch/autograd/graph.py", "_engine_run_backward"), ("torch/nn/functional.py", "linear")], "backward"),
+        ([("torch/autograd/graph.py", "other")], "load"),
+        ([("torch/optim/adamw.py", "step")], "step"),
+        ([("accelerate/optimizer.py", "step")], "step"),
+        ([("accelerate/optimizer.py", "zero_grad")], "load"),
+        ([("torch/nn/utils/clip_grad.py", "any")], "step"),
+        ([("transformers/trainer.py", "_clip_grad_norm")], "step"),
+        ([("C:\\lib\\torch\\optim\\adamw.py", "step")], "step"),
+    ],
+)
+def test_the_phase_of_an_error_is_that_of_its_last_known_frame(monkeypatch, frames, phase):
+    found = [SimpleNamespace(filename=f"/lib/{path}", name=name) for path, name in frames]
+    monkeypatch.setattr(failures.traceback, "extract_tb", lambda _: found)
+    assert failures.phase_of(ValueError(), "train") == phase and failures.phase_of(ValueError(), "save") == "save"
+
+
+@pytest.mark.parametrize("status,world,lost", list(itertools.product(("ok", "running"), (1, 2), (True, False))))
+def test_a_failure_is_noted_unless_the_result_is_written(job, monkeypatch, capsys, status, world, lost):
+    reported = []
+    monkeypatch.setattr(worker, "_report_failure", lambda info, failure, send: reported.append(failure))
+    monkeypatch.setattr(worker.failure_store, "lost_contact", lambda error: lost)
+    job.rank_info, job.record.status = RankInfo(1, world), status
+    try:
+        raise ValueError("x")
+    except ValueError as error:
+        worker._note_failure(worker.host.configuration(job.record.config), job, error, "save", print)
+    assert job.record.status == ("ok" if status == "ok" else "failed")
+    assert (job.record.error is None) == (status == "ok") and "ValueError: x" in capsys.readouterr().err
+    assert [(each.status, each.error.rank, each.lost_contact) for each in reported] == [("failed", 1, lost)] * (
+        world > 1
+    )
+
+
+# --- the phases of a training --------------------------------------------------------------------
+
+
+class Phases(training_run.TrainingRun):
+    """A run whose phases are noted."""
+
+    def __init__(self, job, log, stopped=False, **config):
+        cfg = worker.host.configuration(job.record.config)
+        for key, value in config.items():
+            section, _, leaf = key.partition("__")
+            setattr(getattr(cfg, section), leaf, value)
+        self.log = log
+        progress = SimpleNamespace(enter=lambda phase, name, **_: log.append(phase), warn=log.append, send=log.append)
+        stop = SimpleNamespace(at_once=True, stop_at_once=lambda: log.append("stop at once"))
+        super().__init__(cfg, job.record, job.folder, RankInfo(), progress, stop)
+        note = {
+            name: lambda *_, name=name: log.append(name) for name in ("stop_if_asked", "after_stop", "discard_unasked")
+        }
+        self.saver = SimpleNamespace(
+            seconds=0.0, stopped=stopped, before_final_phase=lambda *e: log.append(list(e)), **note
+        )
+        data = SimpleNamespace(eval=[1, 2], task="language_modelling")
+        self.training = SimpleNamespace(data=data, args=None, model="model")
+        self.loop = SimpleNamespace(optimizer=None)
+        self.step_log = SimpleNamespace(evaluation=lambda result: log.append("logged"))
+        self.said_before = [("prompt", "before")]
+
+
+@pytest.fixture
+def phases(job, monkeypatch):
+    log: list = []
+    monkeypatch.setattr(training_run.saver, "save_final", lambda *_: log.append("saved"))
+    monkeypatch.setattr(training_run.saver, "write_card", lambda *_: log.append("card"))
+    evaluation = SimpleNamespace(generated=None)
+    monkeypatch.setattr(training_run.evaluate, "evaluate", lambda *_: evaluation)
+    said = [("prompt", "after")]
+    monkeypatch.setattr(training_run.generate, "continuations", lambda model, data, count, warn: said[:count])
+    return lambda **config: (Phases(job, log, **config), log)
+
+
+OFF = {"save__final": False, "eval__enabled": False, "eval__generate": 0}
+
+
+@pytest.mark.parametrize("final,enabled,generate", list(itertools.product((True, False), (True, False), (0, 1))))
+def test_what_follows_a_training(phases, final, enabled, generate):
+    run, log = phases(save__final=final, eval__enabled=enabled, eval__generate=generate)
+    run.saver.seconds = 2.0
+    assert run._save_and_evaluate()
+    parts = [
+        [run.record.training.steps, enabled],
+        "stop at once",
+        *["save", "saved"] * final,
+        *["eval", "logged"] * enabled,
+    ]
+    assert log == [*parts, "card"] and not run.stop.at_once and run.record.speed.save_seconds == 2.0
+    pair = {"prompt": "prompt", "before": "before", "after": "after"}
+    assert not enabled or run.record.evaluation.generated == [pair] * generate
+
+
+def test_a_signal_after_the_training_saves_it_alone(phases, monkeypatch):
+    run, log = phases(**OFF | {"eval__enabled": True})
+
+    def stop(*_):
+        raise training_run.stop_request.StopNow
+
+    monkeypatch.setattr(training_run.evaluate, "evaluate", stop)
+    assert not run._save_and_evaluate()
+    assert log[1:] == ["stop at once", "eval", "after_stop", "card"] and run.record.speed.save_seconds is None
+    assert not run.stop.at_once
+
+
+def test_an_evaluation_needs_rows_and_a_disk_for_its_line(phases, monkeypatch):
+    run, log = phases(**OFF | {"eval__enabled": True})
+    run.training.data.eval = None
+    assert run._save_and_evaluate() and log == [[run.record.training.steps, False], "stop at once", "card"]
+    log.clear()
+    run.training.data.eval = [1]
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    run.step_log.evaluation = full
+    assert run._save_and_evaluate()
+    assert log[2:] == ["eval", "steps.jsonl lacks the last evaluation: No space left on device.", "card"]
+    log.clear()
+    monkeypatch.setattr(training_run.collectives, "is_distributed", lambda: True)
+    run._save_and_evaluate()
+    assert log[1] == "stop_if_asked"
+
+
+@pytest.mark.parametrize("stopped,goes_on,status", [
+    (True, True, "preempted"), (False, False, "preempted"), (False, True, "ok")
+])  # fmt: skip
+def test_the_phases_in_their_order(phases, stopped, goes_on, status):
+    run, log = phases(stopped=stopped)
+    for name, answer in (("load", None), ("train", None), ("save_and_evaluate", goes_on), ("measure_step", None)):
+        setattr(run, f"_{name}", lambda name=name, answer=answer: log.append(name) or answer)
+    run.run()
+    ends = ["measure_step", "discard_unasked"] if status == "ok" else []
+    assert log == ["load", "train", *([] if stopped else ["save_and_evaluate"]), *ends] and run.record.status == status
+
+
+@pytest.mark.parametrize("count,task,said", [
+    (0, "language_modelling", []), (1, "language_modelling", [("prompt", "after")]), (1, "classification", [])
+])  # fmt: skip
+def test_only_a_language_model_says_something(phases, count, task, said):
+    run, _ = phases(eval__generate=count)
+    run.training.data.task = task
+    assert run._generated() == said
+
+
+@pytest.mark.parametrize("seen,own", list(itertools.product((True, False), (True, False))))
+def test_the_folder_is_that_of_rank_0(job, monkeypatch, tmp_path, seen, own):
+    folder, streams = tmp_path / "shared", []
+    if seen:
+        folder.mkdir()
+    monkeypatch.setattr(training_run.collectives, "all_gather", lambda value: [(str(folder), "latest"), value])
+    monkeypatch.setattr(training_run.os, "dup2", lambda _, stream: streams.append(stream))
+    cfg = worker.host.configuration(job.record.config)
+    job.folder, job.rank_info = (tmp_path if own else None), RankInfo(1, 2)
+    assert training_run._share_folder(cfg, job, None) == (folder if seen else None) and cfg.resume == "latest"
+    assert streams == ([1, 2] if seen and not own else []) and len(list(tmp_path.rglob("*log*"))) == (seen and not own)
+
+
+@pytest.mark.parametrize(
+    "failure,rank,ends", [(None, 0, []), (failed(1), 0, []), (failed(1), 1, [3.0, 1]), (None, 1, [])]
+)
+def test_a_rank_ends_once_another_has_failed(monkeypatch, failure, rank, ends):
+    seen, sent = [], []
+    known_failure = None if failure is None else failure.to_dict()
+    monkeypatch.setattr(training_run.failure_store, "wait_for_failure", lambda info, seconds: known_failure)
+    monkeypatch.setattr(training_run, "time", SimpleNamespace(sleep=seen.append))
+    monkeypatch.setattr(training_run.os, "_exit", seen.append)
+    training_run._watch_for_failure(RankInfo(rank, 2, launched=True), SimpleNamespace(send=sent.append))
+    assert seen == ends and sent == ([failure] if failure is not None and rank == 0 else [])
