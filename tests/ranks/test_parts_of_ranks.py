@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from conftest import compose, small
 from known_values import known
 from torch import nn
 
+from legroom import third_party
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.data_loader import Batch
 from legroom.parallelism import accelerate_plugins, fsdp, pipeline, pipeline_parts, unwrap, zero
@@ -191,6 +193,56 @@ def test_the_whole_state_is_gathered_on_rank_0(part_of, monkeypatch):
     assert len(found[1]) < len(found[0])
 
 
+@pytest.mark.parametrize("stages,chunks", [(2, None), (3, None), (2, 2)])
+def test_an_evaluation_goes_through_all_parts(part_of, monkeypatch, stages, chunks):
+    """One rank at a time, each again from its beginning, until what it waits for is there."""
+    model = llama(4)
+    ids = torch.arange(12).reshape(2, 6) % 16
+    batch = {"input_ids": ids, "labels": ids}
+    parts = [part_of(model, rank, stages, stages, chunks) for rank in range(stages)]
+    sent: dict[tuple[int, int], list] = {}  # (from, to) -> what was sent, by its order
+    seen: dict[tuple[int, int], int] = {}
+    losses: dict[int, float] = {}
+    now = [0]
+
+    class Waits(Exception):
+        pass
+
+    def send(tensor, to, group):
+        place = ("sent", to)
+        seen[place] = seen.get(place, 0) + 1
+        sent.setdefault((now[0], to), [])
+        if len(sent[now[0], to]) < seen[place]:
+            sent[now[0], to].append(tensor.clone())
+
+    def recv(tensor, of, group):
+        place = ("received", of)
+        seen[place] = seen.get(place, 0) + 1
+        there = sent.get((of, now[0]), [])
+        if len(there) < seen[place]:
+            raise Waits
+        tensor.copy_(there[seen[place] - 1])
+
+    def broadcast(tensor, of, group):
+        assert of == stages - 1
+        if now[0] == of:
+            losses["whole"] = tensor.item()
+        tensor.fill_(losses["whole"])
+
+    for name, function in (("send", send), ("recv", recv), ("broadcast", broadcast)):
+        monkeypatch.setattr(pipeline.dist, name, function)
+    found: dict[int, float] = {}
+    with torch.no_grad():
+        for rank in [*range(stages)] * 3:
+            seen.clear()
+            now[0] = rank
+            try:
+                found[rank] = parts[rank].model(**batch).loss.item()
+            except (Waits, KeyError):
+                continue
+        assert found == {rank: pytest.approx(model(**batch).loss.item(), rel=1e-5) for rank in range(stages)}
+
+
 def test_an_accelerator_leaves_a_part_as_it_is(part_of):
     part, seen = part_of(llama(2), 0, 2, 2), {}
     accelerator = SimpleNamespace(prepare_model=lambda model, **more: seen.update(more), clip_grad_norm_=None)
@@ -276,6 +328,92 @@ def test_how_fsdp_is_told_to_shard(monkeypatch, data_regression):
         fsdp.shard(cfg, model, "cpu")
         seen.append(["logits", str(model(torch.ones(1, 2).long()).logits.dtype)])
     data_regression.check(known(found))
+
+
+class Rows(nn.Module):
+    """A model of two units and a shared weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.list = nn.Linear(2, 2), nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 5)])
+        self.shared, self.other = nn.Linear(9, 9, bias=False), nn.Linear(9, 9, bias=False)
+        self.other.weight = self.shared.weight
+
+
+@pytest.mark.parametrize(
+    "least,units", [(1, "abs"), (7, "ab"), (25, "ab"), (26, "b"), (30, "b"), (31, ""), (None, "abs")]
+)
+def test_units_of_a_size_are_inner_ones_and_share_nothing(least, units):
+    model = Rows()
+    known_units = {"a": model.list[0], "b": model.list[1], "s": model.small}
+    found = fsdp.units(model, "size", least)
+    assert {id(each) for each in found} == {id(known_units[name]) for name in units}
+
+
+@pytest.mark.parametrize(
+    "rank,offload,on_gpu", [(0, False, False), (1, False, False), (1, True, True), (0, False, True)]
+)
+def test_only_rank_0_builds_a_sharded_model_with_weights(monkeypatch, rank, offload, on_gpu):
+    log: list = []
+
+    class Model(nn.Linear):
+        def __init__(self, weights):
+            super().__init__(2, 2)
+            self.inner = nn.BatchNorm1d(2)
+            log.append(["built", weights, self.weight.device.type])
+
+        def to_empty(self, device):
+            log.append(["on", device])
+            return super().to_empty(device="cpu")
+
+    monkeypatch.setattr(fsdp.collectives, "rank_index", lambda: rank)
+    monkeypatch.setattr(fsdp, "shard", lambda cfg, model, device: log.append(["shard", device]))
+    monkeypatch.setattr(fsdp.torch.cuda, "empty_cache", lambda: log.append("emptied"))
+    monkeypatch.setattr(fsdp.dist, "broadcast", lambda tensor, src: log.append(["sent", src]))
+    monkeypatch.setattr(fsdp.four_bits, "as_floats", lambda model, dtype: log.append(["floats", str(dtype)]))
+    monkeypatch.setattr(fsdp.four_bits, "scales_from_rank_0", lambda *given: log.append(["scales", given[1] is None]))
+
+    def load(model, values, options):
+        log.append([len(values), options.full_state_dict, options.broadcast_from_rank0])
+
+    monkeypatch.setattr(fsdp, "set_model_state_dict", load)
+    own = SimpleNamespace(cpu_offload=offload)
+    target = SimpleNamespace(device="cpu", on_gpu=on_gpu)
+    cfg = SimpleNamespace(target=target, parallelism=own, precision=SimpleNamespace(name="fp16"))
+    model = fsdp.build_sharded(cfg, lambda weights: Model(weights))
+    first = rank == 0
+    assert log == [
+        *[["built", True, "cpu"]] * first,
+        ["built", False, "meta"],
+        ["shard", "cpu"],
+        ["on", "cpu"],
+        *[["floats", "torch.float16"]] * first,
+        [7 if first else 0, True, True],
+        *[["sent", 0]] * 3,
+        ["scales", not first],
+        *["emptied"] * on_gpu,
+    ]
+    assert all(not buffer.is_meta for buffer in model.buffers())
+
+
+@pytest.mark.parametrize("stage,device", list(itertools.product((1, 2, 3), ("cpu", "cuda"))))
+def test_how_a_model_comes_to_its_device_under_zero(monkeypatch, stage, device):
+    log: list = []
+    deepspeed = SimpleNamespace(zero=SimpleNamespace(Init=lambda **given: log.append(sorted(given))))
+    monkeypatch.setitem(sys.modules, "deepspeed", deepspeed)
+    skip = SimpleNamespace(skip_shared_memory_kernel=lambda: log.append("skipped"))
+    monkeypatch.setattr(third_party, "deepspeed_private", skip, raising=False)
+    monkeypatch.setitem(sys.modules, "legroom.third_party.deepspeed_private", skip)
+    monkeypatch.setattr(zero, "configuration", lambda cfg: {})
+    monkeypatch.setattr(zero.fsdp, "put_buffer", lambda model, name, buffer: log.append(f"{name} to {buffer}"))
+    model = SimpleNamespace(
+        to=lambda place: log.append(f"model to {place}"),
+        named_buffers=lambda: [("mean", SimpleNamespace(to=lambda place: place))],
+    )
+    cfg = SimpleNamespace(parallelism=SimpleNamespace(stage=stage), target=SimpleNamespace(device=device))
+    zero.to_device(cfg, model)
+    part = [f"mean to {device}", *["skipped"] * (device == "cpu"), ["config_dict_or_path", "module"]]
+    assert log == (part if stage == 3 else [f"model to {device}"])
 
 
 def test_deepspeeds_configuration(data_regression):
