@@ -181,7 +181,7 @@ def _restore(loop: Any, checkpoint: Checkpoint, rank: int) -> None:
     values = checkpoint.values
     optimizer = unwrap.inner_optimizer(loop.optimizer)
     saved_groups, states = values["optimizer"]["groups"], values["optimizer"]["states"]
-    ours = set(names.values())
+    ours = {name for name, tensor in named.items() if isinstance(tensor, torch.nn.Parameter)}  # buffers are in no group
     if pipeline.of(loop.bare_model) is not None:
         ours.update(*collectives.all_gather(ours))
     saved_values.check_states(states, ours)
