@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import sys
@@ -240,6 +241,11 @@ def test_what_a_worker_is_told(monkeypatch, data_regression):
     data_regression.check(known(found))
 
 
+@pytest.fixture(scope="module")
+def llama():
+    return compose(*small("model=llama_tiny")).cfg
+
+
 @pytest.mark.parametrize(
     "values,asks",
     [
@@ -255,8 +261,8 @@ def test_what_a_worker_is_told(monkeypatch, data_regression):
     ],
 )
 @pytest.mark.parametrize("answers,imported", list(itertools.product((True, False), repeat=2)))
-def test_who_asks_the_hub_is_told_whether_it_answers(monkeypatch, values, asks, answers, imported):
-    cfg = compose(*small("model=llama_tiny")).cfg
+def test_who_asks_the_hub_is_told_whether_it_answers(monkeypatch, llama, values, asks, answers, imported):
+    cfg = copy.deepcopy(llama)
     for key, value in values.items():
         section, _, leaf = key.partition(".")
         setattr(getattr(cfg, section), leaf, value)
@@ -299,8 +305,6 @@ LOG = "${hydra.runtime.output_dir}/${hydra.job.name}.log"
 
 
 def node(**sections):
-    import copy
-
     from omegaconf import OmegaConf
 
     made = copy.deepcopy(OUTSIDE)
