@@ -433,3 +433,160 @@ def test_a_rank_ends_once_another_has_failed(monkeypatch, failure, rank, ends):
     monkeypatch.setattr(training_run.os, "_exit", seen.append)
     training_run._watch_for_failure(RankInfo(rank, 2, launched=True), SimpleNamespace(send=sent.append))
     assert seen == ends and sent == ([failure] if failure is not None and rank == 0 else [])
+
+
+LOADED = [
+    # on a GPU, main rank, short of memory, keys of eval, rows to evaluate on, task, preview, what is refused
+    (False, True, None, {}, [1], "language_modelling", 0, None),
+    (True, True, "short", {}, [1], "language_modelling", 2, None),
+    (False, False, "short", {}, [1], "language_modelling", 0, None),
+    (False, True, None, {"every_steps": 2}, None, "language_modelling", 0, "eval.every_steps=2, and the data has no"),
+    (False, True, None, {"generate": 3}, None, "language_modelling", 0, "eval.generate=3, and the data has no"),
+    (False, True, None, {"every_steps": 2, "generate": 3}, [1], "language_modelling", 0, None),
+    (False, True, None, {"generate": 3}, [1], "classification", 0, "eval.generate=3 does not go with a model"),
+    (False, True, None, {"every_steps": 2}, [1], "classification", 0, None),
+]
+
+
+@pytest.mark.parametrize("case", LOADED)
+def test_what_is_said_and_refused_while_a_run_loads(phases, monkeypatch, case):
+    on_gpu, main, short, keys, rows, task, preview, refused = case
+    run, log = phases(**{f"eval__{key}": value for key, value in keys.items()}, data__preview=preview)
+    run.cfg.target, run.rank_info = SimpleNamespace(on_gpu=on_gpu), RankInfo(0 if main else 1, 2)
+    data = SimpleNamespace(eval=rows, task=task)
+    training = SimpleNamespace(data=data, model="model", loop="loop", warnings=["warned"])
+    monkeypatch.setattr(training_run.device_memory, "open_gpu", lambda *_: log.append("opened"))
+    monkeypatch.setattr(training_run.host_memory, "shortage", lambda cfg, ranks: short)
+    monkeypatch.setattr(training_run.worker_environment, "limit_memory", lambda _: log.append("limited"))
+    monkeypatch.setattr(training_run.setup, "build", lambda *_, make_model: training)
+    monkeypatch.setattr(training_run.architectures, "describe", lambda *_: "described")
+    monkeypatch.setattr(training_run.preview, "samples", lambda data, count: f"{count} rows")
+    if refused:
+        with pytest.raises(training_run.Refusal, match=refused):
+            run._load()
+        return
+    run._load()
+    said = [*["opened"] * on_gpu, *[short] * bool(short and main), "limited", "load", "warned"]
+    assert log == [*said, *[Shown(f"{preview} rows")] * bool(preview)]
+    assert run.record.model == "described" and run.loop == "loop"
+
+
+MEASURED = list(itertools.product((True, False), (True, False), (True, False), (True, False), (1, 2)))
+
+
+@pytest.mark.parametrize("ledger,flex,operations,main,world", MEASURED)
+def test_what_is_measured_of_one_more_step(phases, monkeypatch, ledger, flex, operations, main, world):
+    run, log = phases(measure__ledger=ledger, measure__operations=operations)
+    run.cfg.model.attention = "flex_attention" if flex else "sdpa"
+    run.rank_info = RankInfo(0 if main else 1, world)
+    run.record.memory.of_rank = lambda rank: f"of rank {rank}"
+    from legroom.foresight.speed import measured_operations
+
+    def count(*_, with_timeline):
+        log.append(["counted", with_timeline])
+        return "timeline" if with_timeline else None
+
+    monkeypatch.setattr(training_run.memory_breakdown, "count", count)
+    monkeypatch.setattr(training_run.memory_breakdown, "take_largest", lambda _: log.append("largest"))
+    monkeypatch.setattr(measured_operations, "enter", lambda *_: log.append("timed") or "operations")
+    monkeypatch.setattr(training_run.record_file, "write", lambda record, _: log.append(len(record.warnings)))
+    monkeypatch.setattr(training_run.step_file, "try_writing", lambda shown, _: log.append(shown) or ["not written"])
+    run._measure_step()
+    counts = ledger and not flex
+    expected: list = [*[1] * main, "count", ["counted", main]] if counts else []
+    expected += ["count", "timed"] * operations
+    shown = (
+        {"rank": 0}
+        | ({"timeline": "timeline"} if counts else {})
+        | ({"operations": "operations"} if operations else {})
+    )
+    expected += [shown, "not written"] * (main and len(shown) > 1)
+    assert log == [*expected, *["largest"] * (world > 1)]
+    assert run.record.memory.per_rank == [f"of rank {run.rank_info.rank}"]
+
+
+@pytest.mark.parametrize("on_gpu,fails,share,loss,start", [
+    (False, False, None, 1.5, 0), (True, False, 0.25, float("nan"), 7), (False, True, None, 1.5, 0),
+    (False, False, 0.5, None, 0),
+])  # fmt: skip
+def test_what_is_noted_of_a_training(phases, monkeypatch, on_gpu, fails, share, loss, start):
+    import torch
+
+    run, log = phases()
+    run.cfg.target = SimpleNamespace(on_gpu=on_gpu)
+    run.cfg.tracker.name = "none"
+    values = {"step_log": None}
+    checkpoint = SimpleNamespace(step=start, folder="folder", values=values) if start else None
+    given: dict = {}
+
+    class Log:
+        def __init__(self, device, warmup, seconds, send, folder, **more):
+            given.update(more, folder=folder)
+
+        def training(self):
+            return SimpleNamespace(final_loss=loss, steps=9)
+
+        def speed(self):
+            return SimpleNamespace(data_wait_share=share, save_seconds=None, waiting_seconds_per_rank=None)
+
+        def end(self):
+            log.append("ended")
+
+        def end_after_failure(self):
+            log.append("failed")
+
+    def train(step_log, saver):
+        log.append("trained")
+        if fails:
+            raise KeyboardInterrupt
+
+    accelerator = SimpleNamespace(device="cpu")
+    run.loop = SimpleNamespace(
+        accelerator=accelerator, total_steps=9, steps_per_epoch=3, train=train, model=None, loader=None
+    )
+    made = SimpleNamespace(seconds=2.5, stopped=False)
+    monkeypatch.setattr(training_run, "StepLog", Log)
+    monkeypatch.setattr(training_run.saver, "Saver", lambda *_: made)
+    monkeypatch.setattr(training_run.fingerprints, "of_training", lambda *_: {})
+    monkeypatch.setattr(training_run.newest, "checkpoint_for", lambda *_: checkpoint)
+    monkeypatch.setattr(training_run.transformers, "set_seed", lambda seed: log.append(["seed", seed]))
+    monkeypatch.setattr(training_run.accelerate_plugins, "waiting_seconds", lambda _: share)
+    monkeypatch.setattr(training_run.collectives, "all_gather", lambda own: [own, 0.125])
+    monkeypatch.setattr(training_run.device_memory, "host_peak_rss_bytes", lambda: 11)
+    monkeypatch.setattr(training_run.device_memory, "nvml_used_bytes", lambda: 44)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 22)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 33)
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            run._train()
+    else:
+        run._train()
+    began = [Shown(f"Going on from step {start} of 9: folder")] if start else []
+    nan = ["the loss is not a number: lower train.learning_rate, or choose precision=bf16."] * (loss != loss)
+    assert log == [*began, "train", ["seed", run.cfg.train.seed], "trained", "failed" if fails else "ended", *nan]
+    memory, speed = run.record.memory, run.record.speed
+    assert (memory.host_peak_rss_bytes, speed.save_seconds) == (11, 2.5)
+    figures = (memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.device_used_bytes)
+    assert figures == ((22, 33, 44) if on_gpu else (None, None, None))
+    assert speed.data_wait_share == share and speed.waiting_seconds_per_rank == (
+        None if share is None else [share, 0.125]
+    )
+    assert (
+        given["before"] is None and given["folder"] is None and given["steps_per_epoch"] == 3 and not given["compiled"]
+    )
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_model_is_measured_when_it_is_made(job, monkeypatch, on_gpu):
+    import torch
+
+    used = iter([100, 130])
+    monkeypatch.setattr(training_run.device_memory, "nvml_used_bytes", lambda: next(used))
+    monkeypatch.setattr(training_run.setup, "model_on_device", lambda cfg, build: "model")
+    monkeypatch.setattr(training_run.quantized, "count", lambda model: 7)
+    reset: list = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: reset.append(1))
+    cfg = SimpleNamespace(target=SimpleNamespace(on_gpu=on_gpu))
+    memory = job.record.memory
+    assert training_run._measured_model(memory, cfg, print) == "model" and memory.parameter_count == 7
+    assert memory.weights_device_bytes == (30 if on_gpu else None) and len(reset) == on_gpu

@@ -258,6 +258,28 @@ def test_the_cross_entropy_of_a_chunk(wants):
         assert gradient is None
 
 
+@pytest.mark.parametrize("labels", [1, 2, 6])
+@pytest.mark.parametrize("frozen", [None, "weight", "hidden"])
+def test_a_loss_in_chunks_is_the_mean_over_few_labels_too(labels, frozen):
+    torch.manual_seed(0)
+    hidden, layer = torch.randn(1, 7, 4), nn.Linear(4, 9)
+    hidden.requires_grad_(frozen != "hidden")
+    layer.weight.requires_grad_(frozen != "weight")
+    targets = torch.full((1, 7), loss.IGNORE_INDEX)
+    targets[0, 1 : 1 + labels] = torch.arange(labels)
+    expected = nn.functional.cross_entropy(layer(hidden)[0, :-1], targets[0, 1:])
+    trained = [each for each in (hidden, layer.weight, layer.bias) if each.requires_grad]
+    gradients = torch.autograd.grad(expected, trained)
+    found = loss._loss(2, loss.DeferredLogits(hidden, layer), targets)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, trained), gradients)
+    by_count = loss._loss(2, loss.DeferredLogits(hidden, layer), targets, num_items_in_batch=3)
+    torch.testing.assert_close(by_count, expected * labels / 3)
+    bare = nn.Linear(4, 9, bias=False).requires_grad_(False)
+    with torch.no_grad():
+        assert not loss._loss(None, loss.DeferredLogits(hidden, bare), targets).requires_grad
+
+
 # --- optimizers ----------------------------------------------------------------------------------
 
 
