@@ -259,12 +259,13 @@ def test_the_cross_entropy_of_a_chunk(wants):
 
 
 @pytest.mark.parametrize("labels", [1, 2, 6])
-@pytest.mark.parametrize("frozen", [None, "weight", "hidden"])
+@pytest.mark.parametrize("frozen", ["", "weight", "hidden", "weight bias", "hidden bias", "hidden weight"])
 def test_a_loss_in_chunks_is_the_mean_over_few_labels_too(labels, frozen):
     torch.manual_seed(0)
     hidden, layer = torch.randn(1, 7, 4), nn.Linear(4, 9)
-    hidden.requires_grad_(frozen != "hidden")
-    layer.weight.requires_grad_(frozen != "weight")
+    hidden.requires_grad_("hidden" not in frozen)
+    layer.weight.requires_grad_("weight" not in frozen)
+    layer.bias.requires_grad_("bias" not in frozen)
     targets = torch.full((1, 7), loss.IGNORE_INDEX)
     targets[0, 1 : 1 + labels] = torch.arange(labels)
     expected = nn.functional.cross_entropy(layer(hidden)[0, :-1], targets[0, 1:])
