@@ -590,3 +590,34 @@ def test_a_model_is_measured_when_it_is_made(job, monkeypatch, on_gpu):
     memory = job.record.memory
     assert training_run._measured_model(memory, cfg, print) == "model" and memory.parameter_count == 7
     assert memory.weights_device_bytes == (30 if on_gpu else None) and len(reset) == on_gpu
+
+
+@pytest.mark.parametrize("info,local,threads,joins,watches", [
+    (RankInfo(), None, None, False, False),
+    (RankInfo(1, 2, 1, 2, port=5), None, 3, True, False),
+    (RankInfo(1, 9, 1, 9, port=5), None, 1, True, False),
+    (RankInfo(1, 2, 1, 2, port=5), "4", None, True, False),
+    (RankInfo(1, 2, 1, 2, launched=True, port=5), None, 3, True, True),
+])  # fmt: skip
+def test_how_a_rank_joins_the_others(job, monkeypatch, info, local, threads, joins, watches):
+    """On a machine of six cores."""
+    import torch
+
+    log: list = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if local is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", local)
+    monkeypatch.setattr(training_run.host, "usable_cores", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", log.append)
+    monkeypatch.setattr(training_run.collectives, "init_process_group", lambda *given: log.append(given[1:]))
+    monkeypatch.setattr(training_run, "_share_folder", lambda *_: "shared")
+    thread = SimpleNamespace(start=lambda: log.append("watches"))
+    monkeypatch.setattr(training_run.threading, "Thread", lambda target, args, daemon: thread)
+    monkeypatch.setattr(training_run.TrainingRun, "run", lambda self: log.append(self.folder))
+    cfg = worker.host.configuration(job.record.config)
+    job.rank_info = info
+    progress = SimpleNamespace(enter=lambda *phase: log.append(phase))
+    training_run.run(cfg, job, info, progress, None, 7)
+    waits = [("load", f"waiting for {info.world_size} ranks"), (False, 7)]
+    expected = [*[threads] * (threads is not None), *waits, *["watches"] * watches, "shared"]
+    assert log == (expected if joins else [job.folder])
