@@ -15,7 +15,7 @@ from test_kept_estimates import changed
 from legroom.foresight import evaluation_memory, fullest_rank, largest_batch, prediction, simulation, tried
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.allocator import Demand
-from legroom.foresight.memory.settings import UNLIMITED
+from legroom.foresight.memory.settings import UNLIMITED, limits_of
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import calibrated
 from legroom.foresight.speed.operation_names import ELEMENTWISE, HOST_COPY, MATMUL
@@ -307,8 +307,8 @@ def test_a_step_is_beside_frozen_weights_where_less_than_half_is_trained():
 
 def test_amds_cards_have_the_rules_of_an_a100():
     cards = [config(link=link, capability="9.4").gpu for link in ("xgmi", "nvlink")]
-    assert [simulation.is_amd(gpu) for gpu in cards] == [True, False]
-    assert [simulation.rules_of(gpu) for gpu in cards] == [(8, 0), (9, 4)]
+    assert [gpu.is_amd for gpu in cards] == [True, False]
+    assert [gpu.kernel_rules for gpu in cards] == [(8, 0), (9, 4)]
 
 
 def test_a_step_that_cannot_have_its_samples_says_so():
@@ -326,11 +326,11 @@ def test_a_step_that_cannot_have_its_samples_says_so():
 def test_a_fraction_of_the_device_limits_the_allocator(text, capacity, unknown, monkeypatch):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", text)
-    seen, warnings = simulation.allocator_demand([(0, 10 * MIB), (0, -1)], 1000, 1000)
-    assert seen.capacity_bytes == capacity and seen.missing_bytes == 10 * MIB - capacity
-    assert warnings == ["PYTORCH_ALLOC_CONF has strange:1, which the estimate does not model."] * unknown
+    limits = limits_of(1000, 1000)
+    assert limits.capacity_bytes == capacity
+    assert limits.warnings == ["PYTORCH_ALLOC_CONF has strange:1, which the estimate does not model."] * unknown
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    assert simulation.allocator_demand([(0, MIB + 1)], 10**9, 10**9)[0].peak_reserved_bytes == 20 * MIB
+    assert limits_of(10**9, 10**9).settings.expandable_segments
     assert allocator.replay([(0, MIB + 1)], 10**9).peak_reserved_bytes == 20 * MIB
 
 

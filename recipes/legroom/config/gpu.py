@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from legroom.config.fields import UNSET, Menu, at_least, key, one_of
 
-AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
-
 
 @dataclass
 class Gpu(Menu):
@@ -46,5 +44,6 @@ class Gpu(Menu):
 
     @property
     def kernel_rules(self) -> tuple[int, int]:
-        """The compute capability by whose rules kernels are chosen; AMD's cards have none."""
-        return AS_AMPERE if self.is_amd else self.compute_capability
+        """The compute capability by whose rules kernels are chosen. AMD's cards have none: torch for ROCm has flash and
+        efficient attention, as CUDA has from 8.0 on, and no cuDNN."""
+        return (8, 0) if self.is_amd else self.compute_capability

@@ -99,7 +99,8 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
         for path in files:
             for place, row in text_files.rows(path, list(wanted.columns), form, source, wanted.say):
                 counts[path] += 1
-                yield f"{path.name}, {place}", _empty_as_none(row, wanted.label) if of_cells else row
+                none = of_cells and row.get(wanted.label, "") is None  # an empty cell: the text has no label
+                yield f"{path.name}, {place}", row | {wanted.label: ""} if none else row
 
     values = collect(rows(), wanted)
     empty = [path.name for path in files if not counts[path]]
@@ -119,11 +120,6 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
                     number = wanted.value(float(label), wanted.label, place)
                 values["label"][index] = number
     return dataset(values, _class_label(files[0], wanted.label), wanted.say)
-
-
-def _empty_as_none(row: dict[str, Any], column: str) -> dict[str, Any]:
-    """A row of a .csv file for data.task=multi_label: an empty cell says that its text has none of the labels."""
-    return row | ({column: ""} if row.get(column, "") is None else {})
 
 
 def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:

@@ -162,9 +162,8 @@ def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: Une
             f" On a GPU with just what the longest need, {units.size(estimate.lacking_bytes)} would be missing in "
             "the worst order: they are part of the margin."
         )
-    times = "is never given back"
-    if estimate.releases:
-        times = f"is given back up to {estimate.releases} time{'s' * (estimate.releases > 1)}"
+    back = estimate.releases
+    times = f"is given back up to {back} time{'s' * (back > 1)}" if back else "is never given back"
     outcome.warnings.append(
         f"batches of different lengths {_growth(needed, shown)}; in {lengths.drawn.steps} steps cached memory "
         f"{times} to make room.{tight}{' ' * bool(hints)}{'; '.join(hints)}{'.' * bool(hints)}"

@@ -47,6 +47,5 @@ def _key(cfg: Config) -> str:
     """The same for configurations whose steps differ in the GPU's capacity and speed alone."""
     values = config.to_dict(cfg) | {"gpu": cfg.gpu.machines}  # where FSDP's groups of a machine's ranks end
     del values["launch"]
-    capability = cfg.gpu.kernel_rules
-    rules = [*attention.rules(capability), op_trace.cublas_workspace_bytes(capability)]
+    rules = [*attention.rules(cfg.gpu.kernel_rules), op_trace.cublas_workspace_bytes(cfg.gpu.kernel_rules)]
     return hashlib.sha256(json.dumps([values, rules], sort_keys=True).encode()).hexdigest()[:16]

@@ -95,17 +95,13 @@ def simulate_step(
     With compile=true it is the step as written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    written = fullest_rank.of(
-        cfg, simulate_ranks(cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths, build_data)
-    )
+    steps = simulate_ranks(cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths, build_data)
+    written = fullest_rank.of(cfg, steps)
     if not cfg.compile:
         return written
     checkpointed = cfg.checkpointing.name != "none"
-    return replace(
-        written,
-        warnings=[*written.warnings, AS_WRITTEN + CHECKPOINTED * checkpointed],
-        error_share=CHECKPOINTED_ERROR * checkpointed,
-    )
+    warnings = [*written.warnings, AS_WRITTEN + CHECKPOINTED * checkpointed]
+    return replace(written, warnings=warnings, error_share=CHECKPOINTED_ERROR * checkpointed)
 
 
 def simulate_ranks(cfg: Config, *settings: Any) -> list[SimulatedStep]:

@@ -111,8 +111,7 @@ def explained() -> Iterator[None]:
 def seen_in(trace: OpTrace, gpu: Gpu, capacity_bytes: int, warnings: list[str]) -> SimulatedUserStep:
     """What a trace asks of the allocator of a GPU, with all that has to be said of it."""
     limits = limits_of(capacity_bytes, gpu.memory_bytes)
-    events = trace.allocator_events(simulation.REPEATS)
-    demand = allocator.replay(events, limits.capacity_bytes, limits.settings)
+    demand = allocator.replay(trace.allocator_events(simulation.REPEATS), limits.capacity_bytes, limits.settings)
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in trace.model.modules())
     return SimulatedUserStep(trace, demand, [*warnings, *limits.warnings, *[RECURRENT] * recurrent])
 

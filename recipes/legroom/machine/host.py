@@ -56,10 +56,9 @@ def target(cfg: Config) -> Target:
     """What a configuration computes on here; an estimate may be for a GPU on any machine."""
     device = ("cuda" if cfg.predicts or gpus() else "cpu") if cfg.device == "auto" else cfg.device
     if cfg.predicts and device != "cpu":
-        gpu = cfg.gpu
-        if gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
+        if cfg.gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
             return Target("cuda", None)
-        return Target("cuda", Gpu("", gpu.device_name, gpu.memory_bytes, gpu.compute_capability))
+        return Target("cuda", Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, cfg.gpu.compute_capability))
     return Target(device, gpus()[0] if device != "cpu" and gpus() else None)
 
 
