@@ -454,12 +454,11 @@ def test_what_is_said_and_refused_while_a_run_loads(phases, monkeypatch, case):
     run, log = phases(**{f"eval__{key}": value for key, value in keys.items()}, data__preview=preview)
     run.cfg.target, run.rank_info = SimpleNamespace(on_gpu=on_gpu), RankInfo(0 if main else 1, 2)
     data = SimpleNamespace(eval=rows, task=task)
-    training = SimpleNamespace(data=data, model="model", loop="loop", warnings=["warned"])
+    training = SimpleNamespace(data=data, model="model", loop="loop", description="described", warnings=["warned"])
     monkeypatch.setattr(training_run.device_memory, "open_gpu", lambda *_: log.append("opened"))
     monkeypatch.setattr(training_run.host_memory, "shortage", lambda cfg, ranks: short)
     monkeypatch.setattr(training_run.worker_environment, "limit_memory", lambda _: log.append("limited"))
     monkeypatch.setattr(training_run.setup, "build", lambda *_, make_model: training)
-    monkeypatch.setattr(training_run.architectures, "describe", lambda *_: "described")
     monkeypatch.setattr(training_run.preview, "samples", lambda data, count: f"{count} rows")
     if refused:
         with pytest.raises(training_run.Refusal, match=refused):
