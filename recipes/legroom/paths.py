@@ -10,6 +10,6 @@ CONF = (PACKAGE / "conf").resolve()  # of a checkout: a link to conf/ at its top
 CHECKOUT = SOURCE.parent if SOURCE.name == "recipes" and (SOURCE.parent / "train.py").is_file() else None
 
 
-def expanded(name: str) -> Path:
+def expanded(name: str | Path) -> Path:
     """A path with the home folder in place of ~; one of a user that is not known stays, and is found nowhere."""
     return Path(os.path.expanduser(name))

@@ -80,6 +80,7 @@ def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compar
     [
         (("chat", "latest"), "latest is no folder"),
         (("export", "latest", "--merge"), "latest is no folder"),
+        (("chat", "~nobody-of-this-name/run"), "~nobody-of-this-name/run is no folder"),
         (("chat", "classifier"), "classifies texts"),
         (("chat", "whole", "--compare"), "what it was before"),
         (("export", "adapter", "--gguf"), "holds a classifier"),

@@ -55,7 +55,7 @@ def configuration(bases, monkeypatch):
         cfg = copy.deepcopy(bases["estimate" if machine == "estimate" else "cpu"])
         count = {"gpu": 1, "gpus": 2}.get(machine, 0)
         gpu = OLDER if "older" in more else OLDEST if "oldest" in more else AMPERE
-        cfg.target = Target("cuda", gpu) if count or machine == "estimate" else Target("cpu", None)
+        cfg.target = Target("cuda", gpu) if count or machine in ("estimate", "absent") else Target("cpu", None)
         monkeypatch.setattr(host, "gpus", lambda: (gpu,) * count)
         for value in values.split():
             key, _, typed = value.partition("=")
@@ -103,6 +103,7 @@ COUNTED = [
         for n in ("null", 3)
     ),
     *(f"estimate: parallelism={mode} {N}={n}" for mode in ("single", "dp", "ddp") for n in ("null", 3)),
+    f"absent: parallelism=ddp {N}=null",
     *(f"cpu: parallelism=fsdp_tp parallelism.tensor_size=2 {N}={n}" for n in (1, 2, 5)),
     f"cpu: parallelism=ddp parallelism.context=2 {N}=4",
     f"cpu: parallelism=pipeline parallelism.stages=4 {N}=4",

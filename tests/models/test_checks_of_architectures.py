@@ -78,8 +78,8 @@ def test_rows_longer_than_the_positions_are_refused(monkeypatch, length, refused
         ):
             architectures.check(cfg(), made, LM)
     else:
-        assert architectures.check(cfg(), made, LM) == ("model=made", [])
-    assert architectures.check(cfg(), config("bloom"), LM) == ("model=made", [])
+        assert architectures.check(cfg(), made, LM) == ("model=made", None, [])
+    assert architectures.check(cfg(), config("bloom"), LM) == ("model=made", None, [])
 
 
 def test_levers_see_a_model_and_its_own_code_is_told(monkeypatch):
@@ -88,11 +88,11 @@ def test_levers_see_a_model_and_its_own_code_is_told(monkeypatch):
     lever = SimpleNamespace(check_model=lambda *given: seen.append(given))
     monkeypatch.setattr(architectures.hooks, "behaviours", lambda _: [lever])
     made = config("llama", auto_map={"AutoConfig": "x.Y", "AutoModelForCausalLM": "modeling.Own"})
-    _, (line,) = architectures.check(cfg("a/b"), made, LM)
+    _, _, (line,) = architectures.check(cfg("a/b"), made, LM)
     assert "(auto_map: modeling.Own), which is not run: LlamaForCausalLM of transformers" in line
     assert seen == [("model.pretrained=a/b", made, LM)]
     made = config("llama", auto_map={"AutoConfig": "x.Y"})
-    assert architectures.check(cfg("a/b"), made, LM)[1] == []
+    assert architectures.check(cfg("a/b"), made, LM)[2] == []
 
 
 @pytest.mark.parametrize("kind,values,task,refused", [

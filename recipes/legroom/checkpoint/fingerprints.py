@@ -10,6 +10,7 @@ from pathlib import Path
 
 import huggingface_hub
 
+from legroom import paths
 from legroom.config import Config
 from legroom.data import rows
 from legroom.data.dataset import Data
@@ -37,7 +38,7 @@ def _digest(value: object) -> str:
 
 def _folder(name: str) -> Path | None:
     """The folder of pretrained weights: of a hub id, what was downloaded."""
-    folder = Path(name).expanduser()
+    folder = paths.expanded(name)
     if folder.is_dir():
         return folder
     with contextlib.suppress(OSError, ValueError):

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from legroom import paths
 from legroom.data import answer_ends
 from legroom.models import quantized
 from legroom.parallelism import unwrap
@@ -26,7 +27,7 @@ def save_adapter(model: Any, folder: Path, weights: dict[str, Any] | None = None
         "embed" in name and weight.requires_grad and "lora_" not in name for name, weight in model.named_parameters()
     )
     for settings in model.peft_config.values():  # whoever opens it is in another folder
-        base = Path(settings.base_model_name_or_path or "none").expanduser()
+        base = paths.expanded(settings.base_model_name_or_path or "none")
         if base.is_dir():
             settings.base_model_name_or_path = str(base.absolute())
     # peft's default asks the hub whether the vocabulary was resized.

@@ -76,9 +76,7 @@ class Console:
     def on_message(self, message: Message) -> None:
         """Show a message of the worker."""
         if isinstance(message, PhaseStarted):
-            self.progress.tasks[0].total = (
-                message.total or None
-            )  # a bar without an end; for `reset` None changes nothing
+            self.progress.tasks[0].total = message.total or None  # `reset(total=None)` would keep the old one
             self.progress.reset(self.task, description=self._can_show(message.name), completed=message.step, text="")
         elif isinstance(message, StepsDone | PhaseAdvanced):
             self._advance(message)

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom import invocation
+from legroom import invocation, paths
 from legroom.cli import console
 from legroom.errors import Refusal
 from legroom.machine import worker_environment
@@ -44,7 +44,7 @@ def _merge(asked: argparse.Namespace, folder: Path, found: Record | None) -> Non
         raise Refusal(
             f"{folder} holds a whole model already, with no adapter to add. Use it as it is: {_usage(folder)}"
         )
-    target = (asked.to or _merged_folder(folder)).expanduser()
+    target = paths.expanded(asked.to or _merged_folder(folder))
     if target.exists():
         raise Refusal(f"{target} exists. Remove it, or name another folder: --to FOLDER.")
     with worker_environment.quiet_libraries():

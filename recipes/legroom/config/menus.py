@@ -1,4 +1,4 @@
-"""The schema of the menus: a dataclass for each folder of conf/, with the values that each key takes."""
+"""The schema of the menus: a dataclass for each folder of conf/ (of gpu in gpu.py), with the values of each key."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,6 @@
 """What is said of a model whose step the fake device cannot follow: how else to come by its figures."""
 
-from pathlib import Path
-
+from legroom import paths
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation
 from legroom.models import architectures, builder
@@ -21,7 +20,7 @@ def reason(cfg: Config, error: Refusal | UnknownOperation) -> str:
 
 def _without_weights(cfg: Config) -> str:
     """What a training needs beside config.json, where the folder of the model has nothing else."""
-    folder = Path(cfg.model.pretrained or "").expanduser()
+    folder = paths.expanded(cfg.model.pretrained or "")
     if cfg.model.pretrained is None or not folder.is_dir() or any(folder.glob("*.safetensors")):
         return ""
     kind = architectures.AUTO_CLASSES[task.task_of(cfg, builder.configuration(cfg))]

@@ -3,6 +3,7 @@
 All checks read the configuration and the class in transformers; no weight exists yet.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers.models.auto import modeling_auto
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.models import pretrained
+from legroom.models import head, pretrained
 from legroom.options import hooks
 from legroom.options import model as model_options
 from legroom.options.model import AUTO
@@ -51,8 +52,9 @@ ANY_STEP = "estimate_step (docs/api.md) estimates a step of such a model that yo
 INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}
 
 
-def check(cfg: Config, config: PretrainedConfig, task: str) -> tuple[str, list[str]]:
-    """(how the model is called in refusals, what a person may expect of config.json and is not done, a line each).
+def check(cfg: Config, config: PretrainedConfig, task: str) -> tuple[str, Mapping[str, int] | None, list[str]]:
+    """(how the model is called in refusals, label -> class of its pretrained head if it has one, what a person may
+    expect of config.json and is not done, a line each).
 
     task: as `options.task.task_of` says. Raises Refusal if a model of this configuration cannot be trained as asked,
     with what to type instead.
@@ -65,7 +67,7 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> tuple[str, list[s
     _check_lengths(cfg, name, most)
     for lever in hooks.behaviours(cfg):
         lever.check_model(name, config, task)
-    return name, _own_code(name, config, task)
+    return name, head.pretrained_labels(cfg, config, task), _own_code(name, config, task)
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:

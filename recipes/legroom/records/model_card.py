@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from legroom import invocation
+from legroom import invocation, paths
 from legroom.machine import host
 from legroom.records import record_file, run_folder
 from legroom.records.record import Record, quality
@@ -161,7 +161,7 @@ def _is_id(name: str) -> bool:
 
 def _public(name: str) -> str:
     """An id of the hub as it was typed; of a folder or a file its last part, of a run's model the run's name too."""
-    path = Path(name).expanduser().absolute()
+    path = paths.expanded(name).absolute()
     of_a_run = path.name == run_folder.MODEL_FOLDER and (path.parent / record_file.FILE_NAME).is_file()
     return name if _is_id(name) else f".../{path.parent.name}/{path.name}" if of_a_run else path.name
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from legroom import invocation
+from legroom import invocation, paths
 from legroom.errors import Refusal
 from legroom.records import checkpoint_files, record_file, run_folder
 from legroom.records.record import Record
@@ -23,7 +23,7 @@ def locate(given: Path, use: str = "chat") -> tuple[Path, Record | None]:
 
     use: the command that asks, and what is typed behind the folder, for the command that a refusal names.
     """
-    given = given.expanduser()
+    given = paths.expanded(given)
     if not given.is_dir():
         raise Refusal(f"{given} is no folder.{_newest(use)}")
     inside = given.name == run_folder.MODEL_FOLDER and (given.parent / record_file.FILE_NAME).is_file()

@@ -14,7 +14,7 @@ from legroom.config import Config
 from legroom.data import dataset
 from legroom.data.dataset import Data
 from legroom.levers.parallelism.apply import model_on_device
-from legroom.models import architectures, behaviour, builder, head, shifted_loss
+from legroom.models import architectures, behaviour, builder, shifted_loss
 from legroom.options import hooks, task, train
 from legroom.options.training_arguments import training_arguments
 from legroom.records import record
@@ -69,8 +69,7 @@ def prepare(
     architecture = builder.configuration(cfg)
     asked = task.task_of(cfg, architecture)
     levers = hooks.behaviours(cfg)
-    labels = head.pretrained_labels(cfg, architecture, asked)
-    name, said = architectures.check(cfg, architecture, asked)
+    name, labels, said = architectures.check(cfg, architecture, asked)
     treats, differs = behaviour.check(cfg, name, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)

@@ -25,7 +25,7 @@ MOST_PORT = 2**16 - 1
 def main(argv: list[str]) -> int:
     """Run the app until Ctrl-C. Returns 0. Raises Refusal for a folder or an address that cannot be used."""
     asked = _parser().parse_args(argv)
-    folders = [folder.expanduser().absolute() for folder in asked.models]
+    folders = [paths.expanded(folder).absolute() for folder in asked.models]
     problems = [
         f"{folder} has no config.json, so it is no folder of a model. Name the folder that has one."
         for folder in folders

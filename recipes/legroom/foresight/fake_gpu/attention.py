@@ -60,7 +60,7 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 
 
 def _cudnn(call: Call) -> bool:
-    """can_use_cudnn_attention, on a GPU where it comes first."""
+    """can_use_cudnn_attention, of GPUs of capability 9 and 10: `kernel` asks for no other."""
     query, key, value, _, dropout, _, capability = call
     size, limit = query.shape[-1], 256
     trainable = size <= 128 or size == 256 or not _needs_gradient(query, key, value)
@@ -97,7 +97,7 @@ def _efficient(call: Call) -> bool:
     """can_use_mem_efficient_attention: check_head_dim_size_mem_efficient with minimum_gemm_alignment."""
     query, key, value, _, _, _, capability = call
     halves = query.dtype in HALVES
-    alignment = 8 if halves and capability >= (7, 0) else 4 if capability >= (8, 0) else 1  # on tensor cores
+    alignment = 8 if halves and capability >= (7, 0) else 4 if capability >= (8, 0) else 1
     supported_dtype = _has_16_bit_type(query, capability) or query.dtype == torch.float32
     same_heads = EFFICIENT_HAS_GQA or query.shape[1] == key.shape[1]
     return (

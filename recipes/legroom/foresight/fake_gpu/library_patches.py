@@ -70,7 +70,8 @@ class FakeAccelerator(accelerate.Accelerator):
 @contextlib.contextmanager
 def libraries_on(fake: FakeDevice, cfg: Config | None = None) -> Iterator[None]:
     """Inside, `accelerate.Accelerator` uses the fake device, bitsandbytes makes paged states without CUDA, and the
-    package of a flash attention need not be installed. cfg: None for a script, which may use any of it."""
+    package of a flash attention need not be installed. cfg: None for a script, of which no configuration
+    tells what it uses: then attention is that of the packages that are installed."""
     with contextlib.ExitStack() as patches:
         may_be_used = cfg is None or cfg.optim.facts.package == "bitsandbytes"  # its import takes long
         eight_bit = may_be_used and fake.capability is not None and host.has("bitsandbytes")

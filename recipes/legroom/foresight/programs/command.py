@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from legroom import yaml_table
+from legroom import paths, yaml_table
 from legroom.errors import Refusal
 
 FILE, MODULE, FUNCTION = "file", "module", "function"
@@ -128,7 +128,7 @@ def _module(line: list[str]) -> dict[str, Any]:
 def _file(name: str, argv: list[str]) -> dict[str, Any] | None:
     """A file of Python, or a folder with a __main__.py; None where there is none of that name. Raises Refusal for
     others' files."""
-    path = Path(name).expanduser()
+    path = paths.expanded(name)
     if not name.strip():
         raise Refusal("the script's name is empty: is the shell's variable set?")
     if not path.exists():
@@ -239,7 +239,7 @@ def rank_environment(ranks: int, local: int | None = None) -> dict[str, str]:
 def _accelerate(line: list[str]) -> dict[str, Any]:
     """`accelerate launch`: the number of processes is that of its flag or of its file of configuration."""
     flags, own, rest = _launched(line, ACCELERATE_SWITCHES, "accelerate launch")
-    file = Path(flags.get("config-file") or ACCELERATE_DEFAULTS).expanduser()
+    file = paths.expanded(flags.get("config-file") or ACCELERATE_DEFAULTS)
     kept: Any = {}
     if "config-file" in flags and not file.exists():
         raise Refusal(f"accelerate launch --config_file {file}: there is no such file.")

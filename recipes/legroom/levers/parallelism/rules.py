@@ -29,7 +29,7 @@ def processes(cfg: Config) -> int:
     if cfg.parallelism.one_process:
         return cfg.parallelism.num_processes or 1 if _is_played_dp(cfg) else 1
     rank = rank_info.current_rank()
-    own = max(1, len(host.gpus())) if cfg.target.on_gpu else 1  # an estimate is for any machine
+    own = len(host.gpus()) or int(cfg.predicts) if cfg.target.on_gpu else 1  # an estimate's GPUs may be elsewhere
     return rank.world_size if rank.launched else cfg.parallelism.num_processes or own
 
 
