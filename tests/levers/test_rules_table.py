@@ -152,7 +152,7 @@ PROBLEMS = [
     f"gpus: {DDP} {N}=2 precision=bf16",
     *(f"{world}: {DDP} {N}={n}" for world in ("gpu", "gpus") for n in ("null", 1, 2, 3)),
     f"gpu: parallelism=single {N}=2",
-    f"estimate: {DDP} {N}=9",
+    *(f"estimate: {DDP} {N}={n}" for n in (0, 9)),
     *(f"cpu: {DDP} {N}={n}" for n in ("null", 4, 5, 8, 9)),
     f"cpu: {DDP} {N}=9 launch.oversubscribe=true",
     *(

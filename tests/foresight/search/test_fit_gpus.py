@@ -204,7 +204,7 @@ def test_what_is_typed_of_parallelism_is_kept():
         ("parallelism=fsdp parallelism.num_processes=8", {"gpus": 4}, "contradicts parallelism.num_processes=8"),
         ("parallelism=single", {"gpus": 4}, "contradicts parallelism=single, which is 1 GPU."),
         ("", {"gpus": 4, "keep": ("parallelism",)}, "contradicts parallelism=single"),
-        ("parallelism=ddp", {}, "fit.gpus=4 or parallelism.num_processes=4"),
+        ("parallelism=ddp", {}, "how many GPUs"),
         ("parallelism.num_processes=4", {}, "Type fit.gpus=4 instead"),
         ("batch.effective=6", {"gpus": 4}, "Type batch.effective=4 or 8"),
         ("batch.effective=3 parallelism=ddp parallelism.num_processes=4", {}, "Type batch.effective=4,"),

@@ -147,7 +147,6 @@ GIVEN: list[tuple[dict[str, Any], int | None, str | None]] = [
     ({"parallelism__name": "ddp", "parallelism__num_processes": 2}, 2, None),
     ({"parallelism__name": "ddp", "parallelism__num_processes": 2}, 4, "parallelism.num_processes=2"),
     ({"parallelism__name": "ddp", "parallelism__num_processes": 2}, 1, None),
-    ({"parallelism__name": "ddp", "parallelism__num_processes": None}, None, None),
     ({"gpu__name": "auto", "parallelism__name": "ddp", "parallelism__num_processes": 2}, 2, None),
     ({"gpu__name": "auto", "parallelism__name": "ddp", "parallelism__num_processes": 1}, 1, None),
 ]

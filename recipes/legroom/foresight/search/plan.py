@@ -228,7 +228,7 @@ def _device_problems(cfg: Config) -> list[str]:
 
 
 def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> list[str]:
-    """A number of GPUs that is missing, contradicted, or larger than what is visible."""
+    """A number of GPUs that is contradicted, or larger than what is visible."""
     mode, asked, visible = cfg.parallelism, options.gpus, len(host.gpus())
     typed = given.get("parallelism.num_processes")
     are_visible = f"{visible} {'is' if visible == 1 else 'are'} visible here"
@@ -243,10 +243,6 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
             f"fit.gpus={asked} contradicts {other}, which is {mode.num_processes} "
             f"GPU{'s' * (mode.num_processes != 1)}. Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp "
             f"for {asked}."
-        ]
-    if not mode.num_processes:
-        return [
-            f"parallelism={mode.name}: the number of GPUs is missing. Add fit.gpus=4 or parallelism.num_processes=4."
         ]
     if asked and cfg.gpu.name == "auto" and asked > visible:
         return [f"fit.gpus={asked}, and {are_visible}. Type fit.gpus={visible}, or name the GPU: gpu=rtx4090_24gb."]

@@ -29,7 +29,7 @@ def processes(cfg: Config) -> int:
     if cfg.parallelism.one_process:
         return cfg.parallelism.num_processes or 1 if _is_played_dp(cfg) else 1
     rank = rank_info.current_rank()
-    own = len(host.gpus()) or int(cfg.predicts) if cfg.target.on_gpu else 1  # an estimate's GPUs may be elsewhere
+    own = len(host.gpus()) if cfg.target.on_gpu else 1
     return rank.world_size if rank.launched else cfg.parallelism.num_processes or own
 
 
@@ -70,9 +70,10 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     mode, count = cfg.parallelism.name, cfg.parallelism.num_processes  # None if `resolve` has found a problem
     found = launcher_conflicts.problems(cfg)
     on_gpu, visible = cfg.target.on_gpu, len(host.gpus())
-    if _is_played_dp(cfg) and count == 1:
+    if cfg.predicts and count == (1 if mode == "dp" else 0):  # 0: of an estimate where no GPU is installed
         found.append(
-            "parallelism=dp: how many GPUs share the batch? Type parallelism.num_processes=2, or parallelism=single."
+            f"parallelism={mode}: how many GPUs share the batch? Type parallelism.num_processes=2, or "
+            "parallelism=single."
         )
     if mode == "dp" and (count or 1 if _is_played_dp(cfg) else visible) > 1 and cfg.precision.autocast:
         found.append(
