@@ -168,12 +168,26 @@ def digest(mutants: Sequence[Mutant], root: Path) -> str:
 # --- which tests execute a point ---------------------------------------------------------------------------
 
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 class Instrumented(ast.NodeTransformer):
-    """Puts a call of `hit` before the value of the smallest expression around each mutant of a file."""
+    """Puts a call of `hit` before the value of the smallest expression around each mutant of a file.
+
+    A constant of the module is evaluated once, when the first test imports it: all that execute a function of the file
+    may notice it, so the call stands at the beginning of each of them.
+    """
 
     def __init__(self, source: bytes, mutants: dict[int, Mutant]):
         tree, lines = ast.parse(source), line_starts(source)
         self.chosen: dict[ast.expr, list[int]] = defaultdict(list)
+        bodies = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+        spans = [(span(body.body[0], lines)[0], span(body, lines)[1]) for body in bodies]
+        self.everywhere = [
+            number
+            for number, mutant in mutants.items()
+            if bodies and not any(start <= mutant.start < end for start, end in spans)
+        ]
         for number, mutant in mutants.items():
             around = [
                 (end - start, node)
@@ -182,9 +196,13 @@ class Instrumented(ast.NodeTransformer):
                 for start, end in [span(node, lines)]
                 if start <= mutant.start and mutant.end <= end
             ]
-            if around:
+            if around and number not in self.everywhere:
                 self.chosen[min(around, key=lambda found: found[0])[1]].append(number)
-        self.text = ast.unparse(ast.fix_missing_locations(self.visit(tree)))
+        changed = self.visit(tree)
+        hits = "\n".join(f"__import__('mutant_hits').hit({number})" for number in self.everywhere)
+        for body in bodies:
+            body.body[:0] = ast.parse(hits).body
+        self.text = ast.unparse(ast.fix_missing_locations(changed))
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, ast.JoinedStr):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
+import sys
+import types
+from typing import Any
 
 import mutant_points
 import mutants
@@ -34,3 +38,16 @@ def test_a_change_is_not_noticed_where_every_test_is_left_out(tmp_path):
     (tmp_path / "test_code.py").write_text("def test_x():\n    assert False\n")
     mutant = mutant_points.Mutant("code.py", 1, 4, 5, "1", "2")
     assert mutants.noticed(mutant, tmp_path, [["test_code.py"]]) == ""
+
+
+def test_a_constant_of_a_module_is_tried_against_all_that_executes_its_functions(tmp_path, monkeypatch):
+    """Not against the one test that happened to import the module first."""
+    source = b"LIMIT = 80\n\n\ndef hot(celsius):\n    return celsius >= LIMIT\n"
+    points = mutant_points.Points("code.py", source)
+    points.visit(ast.parse(source))
+    hits: list[int] = []
+    monkeypatch.setitem(sys.modules, "mutant_hits", types.SimpleNamespace(hit=hits.append))
+    module: dict[str, Any] = {}
+    exec(mutant_points.Instrumented(source, dict(enumerate(points.found))).text, module)
+    assert [mutant.new for mutant in points.found] == ["81", ">"] and not hits
+    assert module["hot"](80) and sorted(hits) == [0, 1]
