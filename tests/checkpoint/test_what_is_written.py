@@ -20,6 +20,7 @@ from legroom.config import to_dict
 from legroom.errors import Refusal
 from legroom.records import checkpoint_files, run_folder
 from legroom.records.checkpoint_files import BrokenCheckpoint, Checkpoint
+from legroom.third_party import bitsandbytes_private
 
 
 @pytest.fixture(scope="module")
@@ -419,3 +420,18 @@ def test_a_training_is_collected_and_restored_as_it_was(tmp_path):
         harm(damaged)
         with pytest.raises(Refusal):
             state.restore(made(), Checkpoint(tmp_path, 1, [damaged]))
+
+
+def test_a_paged_optimizers_states_are_in_pages_and_its_counters_are_not(monkeypatch):
+    """As bitsandbytes makes them."""
+    made, weight = [], torch.nn.Parameter(torch.zeros(4))
+
+    def buffer(optimizer: object, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        made.append(dtype)
+        return torch.zeros(weight.shape, dtype=dtype)
+
+    monkeypatch.setattr(bitsandbytes_private, "state_buffer", buffer)
+    for paged, values in itertools.product((True, False), (torch.arange(4.0), torch.tensor(3.0))):
+        found = state._on_device(SimpleNamespace(is_paged=paged), weight, values)
+        assert torch.equal(found, values)
+    assert made == [torch.float32]

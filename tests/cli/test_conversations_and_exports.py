@@ -337,6 +337,8 @@ def test_a_report_says_where_its_files_are(monkeypatch, tmp_path, capsys, data_r
     did("opened", f"{tmp_path}/a --open")
     opens = False
     did("no browser", "a --open")
+    monkeypatch.setattr(report.os.path, "relpath", lambda path: f"../../../..{path}" if path == Path("/a") else path)
+    did("far away", "/a")
     error = OSError(13, "Permission denied", "a/table.md")
     did("unwritable", "a")
     error = OSError("odd")

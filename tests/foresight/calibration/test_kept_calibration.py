@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.known_values import known
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -109,7 +110,11 @@ def test_a_hosts_calls_are_the_median_behind_the_first_two_by_the_number_of_call
     readings = iter([at + number * 100 for number in range(100) for at in (0, 10 if number < 6 else 1)])
     monkeypatch.setattr(gpu_benchmarks, "time", types.SimpleNamespace(perf_counter=lambda: next(readings)))
     monkeypatch.setattr(gpu_benchmarks, "_calls", lambda phases: asked.setdefault("calls", counts(phases)))
+    steps: list[object] = []
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: steps.append(optimizer))
     found = gpu_benchmarks.call_seconds("cpu")
+    hook.remove()
+    assert len(steps) == 12 + 1  # the last one to count its calls
     assert found == {phase: 1 / count for phase, count in asked["calls"].items()}
     assert list(found) == ["forward", "backward", "step"] and min(asked["calls"].values()) > 100
 

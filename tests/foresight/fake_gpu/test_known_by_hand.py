@@ -282,12 +282,20 @@ def test_a_mean_has_the_memory_of_each_elements_loss(gpu):
     found = {
         "mean": loss.mse_loss(x, x),
         "of one row": loss.smooth_l1_loss(x, x[:1].expand(6, 4)),
+        "of a row of targets": loss.smooth_l1_loss(x, y),
         "each": loss.mse_loss(x, x, reduction="none"),
         "of another": loss.huber_loss(x, x),
         "of nothing": loss.mse_loss(y[:0], y[:0]),
     }
     sizes = {name: one.untyped_storage().nbytes() for name, one in found.items()}
-    assert sizes == {"mean": 96, "of one row": 96, "each": 96, "of another": 4, "of nothing": 4}
+    assert sizes == {
+        "mean": 96,
+        "of one row": 96,
+        "of a row of targets": 96,
+        "each": 96,
+        "of another": 4,
+        "of nothing": 4,
+    }
 
 
 def test_a_storage_has_the_size_that_it_was_given(gpu):

@@ -45,8 +45,9 @@ def test_streams_and_contexts_are_over_as_soon_as_they_are_asked_for(tmp_path):
     with torch.cuda.Stream() as stream, torch.cuda.device(0), torch.cuda.device_of(x):
         assert not stream.is_capturing() and stream.query() and begin.query()
         stream.wait_event(stream.record_event())
-    with torch.cuda.device("cuda:0") as nothing:
-        assert nothing is None
+    context = torch.cuda.device("cuda:0")
+    with context as nothing:
+        assert nothing is None and context.idx == context.prev_idx == 0
     end.record()
     assert begin.elapsed_time(end) > 0
     """
