@@ -325,14 +325,23 @@ def test_where_a_saved_model_ends_its_answers(tmp_path, monkeypatch, own, ends, 
     assert [("answers end with <5>," in note, f"had {own}." in note) for note in notes] == [(True, True)] * noted
 
 
-@pytest.mark.parametrize("bits,unsure,talks", list(itertools.product((None, 4), (None, "not compared"), (True, False))))
-def test_what_an_export_leaves(monkeypatch, tmp_path, bits, unsure, talks):
+@pytest.mark.parametrize(
+    "bits,dtype,unsure,talks",
+    [
+        *itertools.product((None,), (torch.float32,), (None, "not compared"), (True, False)),
+        *itertools.product((4,), (torch.bfloat16,), (None, "not compared"), (True, False)),
+        (None, torch.bfloat16, None, True),
+        (4, torch.float32, None, True),
+    ],
+)
+def test_what_an_export_leaves(monkeypatch, tmp_path, bits, dtype, unsure, talks):
+    """Compared as rounded wherever weights were in fewer than 32 bits."""
     folder, target, seen = tmp_path / "adapter", tmp_path / "whole", []
     folder.mkdir()
     for name in ("tokenizer.json", "adapter_model.safetensors", "adapter_config.json", "config.json", "README.md"):
         (folder / name).write_text("1,234 rows to train on")
     settings = SimpleNamespace(task_type="CAUSAL_LM")
-    base = SimpleNamespace(dtype=torch.bfloat16 if bits else torch.float32)
+    base = SimpleNamespace(dtype=dtype)
     model = SimpleNamespace(peft_config={"default": settings}, get_base_model=lambda: base,
                             get_input_embeddings=lambda: SimpleNamespace(num_embeddings=10))  # fmt: skip
     monkeypatch.setattr(exported.trained, "open_adapter", lambda *_, as_trained: (model, "base", ["noted"]))
@@ -350,7 +359,8 @@ def test_what_an_export_leaves(monkeypatch, tmp_path, bits, unsure, talks):
     wide = [f"the weights are those in {bits} bits, dequantised, with the adapter added."] if bits else []
     assert notes == ["noted", *[unsure] * bool(unsure), *["ends"] * talks, *wide] and not_sure == bool(unsure)
     ids = [*range(10)] * 3 + [0, 1]
-    assert seen == [str(base.dtype), ["language_modelling", ids, bool(bits)], 1234] and record.config["save"]["merge"]
+    assert seen == [str(base.dtype), ["language_modelling", ids, bool(bits) or dtype != torch.float32], 1234]
+    assert record.config["save"]["merge"]
     assert [path.name for path in target.iterdir()] == ["tokenizer.json"] and not list(tmp_path.glob(".*"))
     monkeypatch.setattr(exported.reopened, "check", lambda *_: (_ for _ in ()).throw(reopened.SavedWrong("another")))
     with pytest.raises(Refusal, match="another: it was removed again."):

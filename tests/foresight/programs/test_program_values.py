@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+import pickle
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -797,6 +798,21 @@ def test_where_a_file_is_loaded_to():
     ]
     found = [str(saved.place(each, "cuda:0")) for each in asked]
     assert found == ["cuda:0", "cpu", "cpu", "cpu", "cuda:0", "cpu", "cuda:0", "cuda:0"]
+
+
+@pytest.mark.parametrize("args, settings", [
+    ((), {}), ((pickle,), {}), ((pickle, 3), {}), ((), {"pickle_module": pickle, "pickle_protocol": 3}),
+])  # fmt: skip
+def test_a_script_saves_with_the_arguments_that_it_gave(tmp_path, args, settings):
+    asked: list[Any] = []
+
+    def real(value: Any, file: Any, module: Any = None, protocol: int = 2, *, pickle_module: Any = None, **more: Any):
+        asked.append(more.get("pickle_protocol", protocol))
+        (module or pickle_module).Pickler(file, protocol=2).dump(value)
+
+    saved.save(real, asked.append, {"a": 1}, tmp_path / "file", *args, **settings)
+    assert asked == [3 if 3 in (*args, *settings.values()) else 2]
+    assert pickle.loads((tmp_path / "file").read_bytes()) == {"a": 1}
 
 
 def test_generated_rows_are_the_prompt_and_a_token_that_ends_nothing():
