@@ -31,7 +31,7 @@ def ranks(count: int) -> str:
         (["gpu.machines=2", "parallelism=ddp", ranks(16)], ["gpu.machine_link_gb_per_second=", "each direction"]),
         ([NETWORK], ["gpu.machines is 1", "gpu.machines=2"]),
         ([*TWO, "parallelism=ddp", ranks(15)], ["15", "divided equally", ranks(16)]),
-        ([*TWO, "parallelism=ddp"], ["divided equally", ranks(2)]),  # one GPU, where none is visible
+        ([*TWO, "parallelism=ddp"], ["how many GPUs", ranks(2)]),  # where none is installed
         (TWO, ["one process", "parallelism=ddp", ranks(16)]),
         ([*TWO, *HYBRID, ranks(12), "parallelism.shard_size=4"], ["unevenly", "parallelism.shard_size=6"]),
         (

@@ -88,8 +88,8 @@ def _machines_problems(cfg: Config) -> list[str]:
             f"gpu.machines={machines} needs ranks on each of them, and parallelism={own.name} is one process. Type "
             f"parallelism=ddp or parallelism=fsdp with parallelism.num_processes={8 * machines}, of all machines."
         )
-    elif (own.num_processes or 1) % machines:
-        above = -(-(own.num_processes or 1) // machines) * machines
+    elif (own.num_processes or 0) % machines:
+        above = -(-(own.num_processes or 0) // machines) * machines
         found.append(
             f"parallelism.num_processes={own.num_processes} is the number of ranks of all machines, and cannot be "
             f"divided equally among gpu.machines={machines}. Type parallelism.num_processes={above}, or another "
