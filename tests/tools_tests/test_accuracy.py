@@ -19,7 +19,11 @@ def configurations() -> list[list[str]]:
     return accuracy_page.read(accuracy.CONFIGURATIONS)
 
 
-@pytest.mark.parametrize("words", configurations(), ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(each, marks=[pytest.mark.slow] * bool(i % 4)) for i, each in enumerate(configurations())],
+    ids=" ".join,
+)
 def test_every_configuration_of_the_list_runs_on_a_large_gpu(words, pretend_gpu):
     pretend_gpu((9, 0), "NVIDIA H100 80GB HBM3")
     assert compose(*accuracy.JOB, *words).problems == []
