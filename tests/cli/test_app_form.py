@@ -124,7 +124,7 @@ def test_an_answer_names_its_model_and_a_command_to_type(form, monkeypatch, data
         for name, text in typed.items()
     }
     pasted = form.named(
-        {"config": "{}"}, ["model.pretrained=/tmp/x"], {"command": "train model.pretrained=/tmp/x gpu=x"}
+        {"config": "{}"}, ["model.pretrained=a/folder"], {"command": "train model.pretrained=a/folder gpu=x"}
     )
     data_regression.check(found | {"pasted": pasted})
 

@@ -474,3 +474,13 @@ def test_how_rows_of_different_lengths_are_padded(monkeypatch, data_regression):
     data.train, data.eval, data.collate = "even", None, padding
     assert behaviour.pad("a/b", config, data, Behaviour(padding=None)) == []
     data_regression.check(known(found))
+
+
+def test_a_folder_of_an_unknown_home_is_asked_of_the_hub_as_it_was_typed():
+    """As an adapter's settings may name its base."""
+
+    def load(name: str, trust_remote_code: bool) -> None:
+        raise OSError(f"{name} is nowhere")
+
+    with pytest.raises(Refusal, match="~nobody-of-this-name/base is no folder here"):
+        pretrained.call(load, "~nobody-of-this-name/base")

@@ -16,7 +16,7 @@ from pathlib import Path
 from legroom.doctor import probe
 from legroom.machine import host, nvml, requirements
 from legroom.machine.nvml import Card, Driver
-from legroom.paths import CHECKOUT, CONF
+from legroom.paths import CHECKOUT, CONF, expanded
 from legroom.units import GIB
 
 LEAST_FREE_BYTES = GIB  # with less, saved models and compiled kernels soon fill the disk
@@ -128,7 +128,7 @@ def examine_host() -> Host:
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     folders = {
         "outputs/": Path("outputs").absolute(),
-        "Hugging Face cache": Path(os.environ.get("HF_HUB_CACHE") or home).expanduser().absolute(),
+        "Hugging Face cache": expanded(os.environ.get("HF_HUB_CACHE") or home).absolute(),
     }
     disks = {}
     for what, folder in folders.items():

@@ -4,6 +4,7 @@ The only weights that may be new are those of a classification head, on a checkp
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ SHOWN = 4  # names of weights in a message
 
 def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
     """Calls a `from_pretrained`. Raises Refusal with one sentence for each way in which it fails."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if (folder / "adapter_config.json").exists():  # transformers would load it, or not, as peft is in use
         raise Refusal(
             f"model.pretrained={name} holds an adapter beside the weights (adapter_config.json), which is not loaded. "
