@@ -94,8 +94,8 @@ class Adviser:
         also = [text for text in strong if text in tried and text not in typed]
         kept = [f"{key}={getattr(self.cfg, key).name}" for key in ("checkpointing", "loss")]
         small = {text.partition("=")[0]: text for text in (*kept, *also, *typed)}
-        in_backward = small | {optim.IN_BACKWARD: IN_BACKWARD}
-        ways = [small] if self.cfg.train.max_grad_norm else [small, in_backward]
+        also_stepping = small | {optim.IN_BACKWARD: IN_BACKWARD}
+        ways = [small] if self.cfg.train.max_grad_norm else [small, also_stepping]
         answers = []
         for way in ways:
             share = self._effective(count) // (count if count != self.here else self.cfg.parallelism.replicas or 1)
