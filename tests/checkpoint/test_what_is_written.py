@@ -212,6 +212,22 @@ def test_a_model_gets_its_name_once_it_is_whole(monkeypatch, tmp_path, rank, tok
     assert files == (own if rank == 0 else [f"{checkpoint_files.UNFINISHED_MODEL}/left"])
 
 
+def test_a_full_disk_keeps_no_half_of_a_model(monkeypatch, tmp_path):
+    def write(cfg, model, target, *_):
+        target.mkdir()
+        (target / "half").touch()
+        raise OSError("full")
+
+    model = SimpleNamespace(config=SimpleNamespace(use_cache=False))
+    monkeypatch.setattr(saver.unwrap, "inner_model", lambda *_: model)
+    monkeypatch.setattr(saver, "_gathered_weights", lambda *_: None)
+    monkeypatch.setattr(saver, "_write_model", write)
+    with pytest.raises(OSError, match="full"):
+        loop = SimpleNamespace(accelerator=None, model=None, optimizer=None)
+        saver.save_final(None, loop, SimpleNamespace(tokenizer=None), tmp_path, print)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("kind", ["pipeline", "zero", "zero 3", "fsdp", "fsdp adapter", "plain"])
 def test_where_whole_weights_come_from(monkeypatch, kind):
     split = SimpleNamespace(gathered=lambda: "of the pipeline") if kind == "pipeline" else None
@@ -343,7 +359,7 @@ def test_what_an_export_leaves(monkeypatch, tmp_path, bits, dtype, unsure, talks
     settings = SimpleNamespace(task_type="CAUSAL_LM")
     base = SimpleNamespace(dtype=dtype)
     model = SimpleNamespace(peft_config={"default": settings}, get_base_model=lambda: base,
-                            get_input_embeddings=lambda: SimpleNamespace(num_embeddings=10))  # fmt: skip
+                            get_input_embeddings=lambda: SimpleNamespace(weight=torch.ones(10, 1)))  # fmt: skip
     monkeypatch.setattr(exported.trained, "open_adapter", lambda *_, as_trained: (model, "base", ["noted"]))
     monkeypatch.setattr(exported.merged, "save", lambda *given: seen.append(str(given[2])))
     monkeypatch.setattr(
@@ -354,10 +370,19 @@ def test_what_an_export_leaves(monkeypatch, tmp_path, bits, dtype, unsure, talks
     monkeypatch.setattr(exported.AutoTokenizer, "from_pretrained", lambda _: None)
     monkeypatch.setattr(exported.merged, "save_end_tokens", lambda *_: ["ends"])
     monkeypatch.setattr(exported.model_card, "write", lambda record, folder, rows: seen.append(rows))
-    record = SimpleNamespace(config={"adapter": {"bits": bits}, "save": {}})
+    monkeypatch.setattr(exported.fingerprints, "of_base", lambda _: "of today")
+    environment = {"base": "of then" if unsure else "of today"} if talks else {}
+    record = SimpleNamespace(config={"adapter": {"bits": bits}, "save": {}}, environment=environment)
     notes, not_sure = exported.merge(folder, record, target, "cpu")
     wide = [f"the weights are those in {bits} bits, dequantised, with the adapter added."] if bits else []
-    assert notes == ["noted", *[unsure] * bool(unsure), *["ends"] * talks, *wide] and not_sure == bool(unsure)
+    changed = ["base has changed since the adapter was trained beside it: merged, they are another model."]
+    assert notes == [
+        "noted",
+        *changed * bool(unsure and talks),
+        *[unsure] * bool(unsure),
+        *["ends"] * talks,
+        *wide,
+    ] and not_sure == bool(unsure)
     ids = [*range(10)] * 3 + [0, 1]
     assert seen == [str(base.dtype), ["language_modelling", ids, bool(bits) or dtype != torch.float32], 1234]
     assert record.config["save"]["merge"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -35,9 +34,10 @@ def plain():
 def made(plain, tmp_path):
     """made(every=, final=, on_signal=, start=, mode=) -> a saver of the run's folder."""
 
-    def made(every=None, final=False, on_signal=True, start=None, mode="single", folder: Path | None = tmp_path):
+    def made(every=None, final=False, on_signal=True, start=None, mode="single", folder=tmp_path, evaluated=None):
         save = SimpleNamespace(every_steps=every, final=final, on_signal=on_signal, keep=2)
         cfg = SimpleNamespace(save=save, resume=None, parallelism=SimpleNamespace(name=mode))
+        cfg.eval = SimpleNamespace(precision=evaluated)
         warned = []
         progress = SimpleNamespace(warn=warned.append, phase="train", enter=lambda *each, **more: warned.append(each))
         found = Made(cfg, None, folder, progress, StopRequest(), start, {})
@@ -89,6 +89,13 @@ def test_what_is_saved_after_the_last_step(made, data_regression):
         one.after_stop(3)
         found[name].append(one.written)
     data_regression.check(found)
+
+
+def test_weights_are_saved_before_an_evaluation_rounds_them(made):
+    """A signal in the evaluation saves those that it computes with."""
+    one = made(evaluated="bf16")
+    one.before_final_phase(3, evaluates=True)
+    assert one.written == [[3, True]]
 
 
 @pytest.mark.parametrize("distributed,error,raised", [

@@ -213,7 +213,7 @@ def test_a_run_that_ended_early_says_whether_it_can_go_on(outcome, tmp_path, sta
 )
 def test_a_kept_model_whose_loss_did_not_fall_is_said(outcome, tmp_path, losses, said):
     (tmp_path / "model").mkdir()
-    outcome.status, outcome.training.losses = "ok", losses
+    outcome.status, outcome.training.losses, outcome.config["save"]["final"] = "ok", losses, True
     assert ("The loss did not fall in 3 steps" in " ".join(brief.brief(outcome, tmp_path).split())) is said
 
 
@@ -232,6 +232,7 @@ def test_a_kept_model_whose_loss_did_not_fall_is_said(outcome, tmp_path, losses,
     ],
 )
 def test_a_loss_that_rose_is_said_with_the_rate_to_lower(outcome, tmp_path, losses, kept, data, said):
+    outcome.config["save"]["final"] = kept
     if kept:
         (tmp_path / "model").mkdir()
     outcome.status, outcome.training.losses, outcome.config["data"]["name"] = "ok", losses, data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -152,12 +153,15 @@ def test_chat_opens_the_model_on_the_gpu_where_there_is_one(monkeypatch, capsys,
     in_place_of(monkeypatch, legroom.models, "trained", open_trained=lambda *given: seen.append(given) or opened)
     monkeypatch.setattr(chat.host, "gpus", lambda: gpus)
     monkeypatch.setattr(chat.worker_environment, "prepare_imports", lambda: seen.append("imports"))
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    broken, plain = io.TextIOWrapper(io.BytesIO(b"\xe4\n"), "utf-8"), io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdin", broken)
+    monkeypatch.setattr(chat, "talk", lambda *_: plain.write(f"{broken.readline()}\u4f60") and plain.flush())
+    monkeypatch.setattr("sys.stdout", plain)
     handled: dict[int, Any] = {}
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN if number == signal.SIGHUP else None)
     monkeypatch.setattr(signal, "signal", handled.__setitem__)
     assert chat.main([str(tmp_path), "--compare", "--system", "", *typed]) == 0
-    assert capsys.readouterr().out == "Note: assumed\n" and handled == {signal.SIGTERM: signal.SIG_DFL}
+    assert plain.buffer.getvalue() == b"Note: assumed\n?\n?" and handled == {signal.SIGTERM: signal.SIG_DFL}
     use = " ".join(["chat --compare --system ''", *typed])
     assert seen[:4] == [use, (tmp_path, None, True), "imports", (tmp_path, device, True)]
 
@@ -208,13 +212,26 @@ def test_how_a_gguf_file_is_made_is_said_or_why_there_is_none(exported, data_reg
     model_in("bytes", **of_bytes)
     model_in("adapter", "base", **published)
     model_in("merged", "base", **published).with_name("merged").mkdir()
+    stale = model_in("stale", "base", **published).with_name("merged")
+    stale.mkdir()
+    os.utime(stale, (1, 1))
     model_in("classifier", **published | {"config": {"architectures": ["BertForSequenceClassification"]}})
     folder = model_in("classifying-adapter", **published | {"config": {}})
     (folder / export.ADAPTER_FILE).write_text(json.dumps({"task_type": "SEQ_CLS"}))
-    runs = ["whole", "sentencepiece", "none", "bytes", "adapter", "merged", "classifier", "classifying-adapter"]
+    runs = ["whole", "sentencepiece", "none", "bytes", "adapter", "merged", "stale", "classifier"]
+    runs.append("classifying-adapter")
     found = {run: exported(f"{run} --gguf") for run in runs}
+    found["options of other ways"] = exported("whole --gguf --to x")
+    found["for another way, too"] = exported("adapter --merge --public")
     found["no vocabulary"] = {"text": export.gguf(Path("no vocabulary/model"), Path("no vocabulary")).splitlines()}
     data_regression.check(found)
+
+
+def test_adapters_beside_each_other_are_not_merged_into_one_folder():
+    """What lies there would pass for the other's."""
+    assert [export._merged_folder(Path(name)).name for name in ("a", "b", "run/model")] == [
+        "a-merged", "b-merged", "merged",
+    ]  # fmt: skip
 
 
 def test_an_adapter_is_merged_into_a_folder_that_is_new(exported, monkeypatch, data_regression):

@@ -88,7 +88,7 @@ class Played:
         """What came of a run. lie: answers of `resume`, by function."""
         Display.seen.clear()
         self.status, self.error, self.page_error = status, error, page_error
-        made = job(*typed, status="failed")
+        made = job(*typed, status="failed", overrides=typed)
         cfg = host.configuration(made.config)
 
         def prepare(*_):
@@ -182,6 +182,15 @@ def test_a_run_goes_on_where_one_has_ended(played, data_regression):
     found["a folder with another length"] = played.did(
         f"resume={folder}", matching_record=before, is_finished=False, keep_figures=False, **other
     )
+    no = Error("load", "Refusal", "the rows (data) are others")
+    found["refused by the worker"] = played.did(
+        "resume=latest", status="refused", error=no, matching_record=before, is_finished=False, **same
+    )
+    assert record_file.read(folder) == before
+    before.config["save"]["final"] = True  # and so it is for what goes on, unless it is typed
+    for typed, kept in (((), True), (("save.final=false",), False)):
+        played.did("resume=latest", *typed, matching_record=before, is_finished=False, keep_figures=False, **same)
+        assert record_file.read(folder).config["save"]["final"] is kept
     damaged = {"matching_record": None, "damaged_record": "it is replaced", "is_finished": True}
     found["damaged"] = played.did("resume=latest", **damaged, **same)
     found["no record"] = played.did("resume=latest", matching_record=None, damaged_record=None, **same)

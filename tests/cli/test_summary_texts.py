@@ -37,7 +37,7 @@ def made(*typed: str, **parts) -> Record:
 
 def trained() -> Record:
     """With every part that a run has: slow steps, an evaluation, texts, warnings, operations and a GPU's memory."""
-    found = made("checkpointing=full", "adapter=lora", "accumulation=x4", "eval.generate=['Once']")
+    found = made("checkpointing=full", "adapter=lora", "accumulation=x4", "save.final=true", "eval.generate=['Once']")
     found.training = Training(30, 120, 3840, [2.0, 1.5, 1.25, 1.0], 1.0, 10)
     generated = [{"prompt": "p" * 60 + "q" * 10, "before": "b" * 70, "after": "a" * 69}]
     found.evaluation = Evaluation(64, 0.9, None, 2.4596, 1.5, 128, generated)
@@ -110,7 +110,7 @@ def test_a_trained_run_says_its_figures_and_where_its_model_is(here, file_regres
     said = {"said while it ran", "also said"}
     texts = [brief.brief(trained(), here, said=said)]
     (here / run_folder.PAGE_FILES[0]).touch()
-    texts.append(brief.brief(made(), here))
+    texts.append(brief.brief(made("save.final=true"), here))
     texts += [brief.brief(trained(), here, answered, said, verbose=True) for answered in (False, True)]
     file_regression.check("\n\n".join(texts) + "\n", extension=".txt")
 

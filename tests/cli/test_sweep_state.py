@@ -84,12 +84,13 @@ def test_a_record_that_is_not_the_jobs_own_is_named_and_not_taken(tmp_path, cont
         (ended("preempted"), False, True, True),
         (ended("preempted"), False, False, False),
         (ended("preempted", "other"), False, True, False),
+        *[(ended(how), False, True, True) for how in ("interrupted", "killed", "timeout")],
         (ended("failed"), False, True, False),
         (ended("failed"), True, True, True),
         ("{", False, True, True),
         ("{", False, False, False),
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_what_an_unfinished_job_left_stays_where_it_can_be_resumed(tmp_path, content, resume, checkpoint, stays):
     folder = folder_with(tmp_path, content, checkpoint)
@@ -368,6 +369,20 @@ def test_a_job_runs_once_and_is_said_noted_and_returned(played, capsys, data_reg
     data_regression.check(found)
 
 
+def test_of_two_jobs_of_the_same_options_side_by_side_one_runs(played, monkeypatch):
+    """The second waits for the first, which another process runs, and has its record."""
+
+    @contextlib.contextmanager
+    def hold(folder, wait):
+        assert wait
+        folder.mkdir(parents=True)
+        record_file.write(ended("oom", "own"), folder)
+        yield
+
+    monkeypatch.setattr(sweep_run.run_lock, "hold", hold)
+    assert played.run(_target_="joblib", n_jobs=2)[0] == "oom" and played.seen == ["ends with the command"]
+
+
 def test_a_job_that_cannot_be_is_said_and_noted(played, capsys, data_regression):
     found: dict[str, Any] = {}
     unwritten = post_mortem.UnwrittenRecord(OSError(28, "No space left", "s/own"), ended("ok", overrides=["a=1"]))
@@ -429,9 +444,9 @@ def test_a_rank_other_than_0_runs_without_a_folder_or_has_the_status_that_is_the
 def concluded(monkeypatch, tmp_path, capsys):
     """concluded(notes, statuses, argv, **replaced) -> what is printed at the end of a sweep, and the exit code."""
     made: list[Path] = []
-    monkeypatch.setattr(
-        sweep_run.report, "make", lambda folders, folder: (None, [Path("table.md"), Path("index.html")])
-    )
+
+    table = types.SimpleNamespace(rows=[types.SimpleNamespace(runs=[ended()])])
+    paths = [Path("table.md"), Path("index.html")]
     monkeypatch.setattr(sweep_run.screen_table, "screen_text", lambda _: "THE TABLE")
     monkeypatch.setattr(sweep_run.trackers, "close", lambda: made.append(Path("closed")))
     monkeypatch.chdir(tmp_path)
@@ -446,6 +461,7 @@ def concluded(monkeypatch, tmp_path, capsys):
                 record_file.write(
                     ended(status if status in record.STATUSES else "ok", f"key{number}"), folder / f"key{number}"
                 )
+        monkeypatch.setattr(sweep_run.report, "make", lambda *_: ((None if broken else table), paths))
         monkeypatch.setattr(sweep_run.trackers, "sweep_line", lambda *_: line)
         monkeypatch.setattr(sweep_run.save, "final_by_default", lambda cfg, in_sweep: saves and not in_sweep)
         made.clear()

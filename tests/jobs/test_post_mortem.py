@@ -95,6 +95,12 @@ def test_the_steps_that_were_written_count_and_neither_evaluations_nor_a_cut_lin
     assert (found.steps, found.samples, found.tokens, found.losses, found.final_loss) == (2, 8, 64, [1.0, 0.5], 0.5)
 
 
+def test_a_worker_that_ended_while_it_loaded_has_none_of_the_steps_of_the_attempt_before(job):
+    (job.folder / run_folder.STEPS_FILE).write_text(json.dumps({"step": 1, "loss": 1.0, "samples": 4, "tokens": 32}))
+    found = post_mortem.leave_record(job, WorkerExit("exited", -9, "load", False), None).training
+    assert (found.steps, found.final_loss) == (0, None)
+
+
 @pytest.mark.parametrize(
     "code, cause, said",
     [

@@ -394,17 +394,18 @@ def test_what_an_adapter_is_made_with(kind, made, values, name):
 
 
 @pytest.mark.parametrize(
-    "targets,refused",
+    "targets,saved,refused",
     [
-        (["q_proj"], None),
-        (["layers.0.self_attn.q_proj"], None),
-        ("all-linear", None),
-        (["proj"], "no layer proj"),
-        (["q_proj", "x"], "no layer x"),
+        (["q_proj"], None, None),
+        (["layers.0.self_attn.q_proj"], None, None),
+        ("all-linear", ["embed_tokens"], None),
+        (["proj"], None, "adapter.targets: the model has no layer proj"),
+        (["q_proj", "x"], None, "adapter.targets: the model has no layer x"),
+        ("all-linear", ["embed_tokns"], "adapter.modules_to_save: the model has no layer embed_tokns"),
     ],
 )
-def test_names_of_layers_that_are_not_there(targets, refused):
-    cfg = SimpleNamespace(adapter=SimpleNamespace(targets=targets))
+def test_names_of_layers_that_are_not_there(targets, saved, refused):
+    cfg = SimpleNamespace(adapter=SimpleNamespace(targets=targets, modules_to_save=saved))
     model = transformers.LlamaForCausalLM(tiny("llama"))
     if refused:
         linear = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"

@@ -135,9 +135,10 @@ def test_which_checkpoint_a_resumed_run_goes_on_from(data_regression, runs):
 
 
 def test_when_a_resumed_run_is_finished_and_keeps_its_figures(tmp_path):
-    def of(status: str = "ok", steps: int = 3, warnings: tuple[str, ...] = ()) -> Record:
+    def of(status: str = "ok", steps: int = 3, warnings: tuple[str, ...] = (), resumed_from: int = 3) -> Record:
         made = compose("device=cpu").record
         made.status, made.training.steps, made.warnings = status, steps, list(warnings)
+        made.training.resumed_from_step = resumed_from
         return made
 
     run_folder_of(tmp_path / "with", {}, (3,))
@@ -158,6 +159,9 @@ def test_when_a_resumed_run_is_finished_and_keeps_its_figures(tmp_path):
         assert resume.is_finished(cfg, tmp_path / name, before) == is_finished, (name, before and before.status)
     (tmp_path / "with/model").mkdir()
     assert not resume.model_missing(missing, tmp_path / "with") and resume.is_finished(missing, tmp_path / "with", of())
+    (tmp_path / "with/model/adapter_config.json").touch()
+    merged = changed("save.final=true save.merge=true resume=latest")[0]
+    assert resume.model_missing(merged, tmp_path / "with") and not resume.model_missing(missing, tmp_path / "with")
 
     def kept(before: Record | None, now: Record) -> tuple[bool, float | None, float | None]:
         now.speed.step_seconds_median = None
@@ -169,6 +173,7 @@ def test_when_a_resumed_run_is_finished_and_keeps_its_figures(tmp_path):
     assert kept(None, of()) == (False, None, False)
     assert kept(before, of("failed")) == (False, None, False)
     assert kept(before, of(steps=4)) == (False, None, False)
+    assert kept(before, of(resumed_from=2)) == (False, None, False), "it has trained a step, perhaps in another batch"
     before.status = "failed"
     assert kept(before, of("failed")) == (False, None, False)
     before.status = "ok"

@@ -58,6 +58,7 @@ def tree() -> None:
     put("no model/b", run(0.25))
     put("damaged")
     Path("damaged/result.json").write_text("{}")
+    put("in its evaluation", None, "model/config.json", "checkpoints/step-00000002/manifest.json")
 
 
 FOLDERS = [
@@ -78,6 +79,7 @@ FOLDERS = [
     "many",
     "no model",
     "damaged",
+    "in its evaluation",
 ]
 
 
@@ -98,6 +100,9 @@ def test_a_folders_model_is_found_or_what_to_type_is_said(tmp_path, monkeypatch,
         put(f"outputs/day/{name}", None, "model/config.json")
         os.utime(f"outputs/day/{name}/model", (0, (100, 300, 200)[age]))
     found |= {f"{folder}, beside outputs": located(folder, "chat") for folder in ("empty", "missing")}
+    monkeypatch.chdir("run/model")
+    found["where one stands"] = located(".", "chat").replace(str(tmp_path), "ROOT")
+    found["below"] = located("..", "chat").replace(str(tmp_path), "ROOT")
     data_regression.check(found)
 
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from legroom.checkpoint import merged, reopened
+from legroom.checkpoint import fingerprints, merged, reopened
 from legroom.config import from_dict
 from legroom.errors import Refusal
 from legroom.models import trained
@@ -29,7 +29,9 @@ def merge(folder: Path, found: Record | None, target: Path, device: str) -> tupl
     folder: with the adapter. found: the record of its run. target: a folder that is not there. Raises Refusal, and
     nothing is left then.
     """
-    model, _, notes = trained.open_adapter(folder, found, device, as_trained=True)
+    model, name, notes = trained.open_adapter(folder, found, device, as_trained=True)
+    if found is not None and found.environment.get("base") not in (None, fingerprints.of_base(from_dict(found.config))):
+        notes.append(f"{name} has changed since the adapter was trained beside it: merged, they are another model.")
     kinds = {settings.task_type: settings for settings in model.peft_config.values()}
     dtype = unwrap.base_model(model).dtype
     partial = target.with_name(f".{target.name}.partial")
@@ -38,7 +40,7 @@ def merge(folder: Path, found: Record | None, target: Path, device: str) -> tupl
         shutil.copytree(folder, partial, ignore=shutil.ignore_patterns(*NOT_COPIED))  # the tokenizer
         weights = merged.save(model, partial, dtype)
         task, bits = trained.KINDS[next(iter(kinds))], found is not None and found.config["adapter"].get("bits")
-        ids = torch.arange(COMPARED_TOKENS) % model.get_input_embeddings().num_embeddings
+        ids = torch.arange(COMPARED_TOKENS) % model.get_input_embeddings().weight.shape[0]
         rounded = bool(bits) or dtype != torch.float32
         unsure = reopened.check(partial, model, weights, task, ids, rounded)
         notes += [unsure] if unsure else []

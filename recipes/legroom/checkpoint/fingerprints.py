@@ -27,9 +27,17 @@ def of_training(cfg: Config, data: Data) -> dict[str, str]:
         found["tokenizer"] = _digest([sorted(data.tokenizer.get_vocab().items()), data.tokenizer.special_tokens_map])
         if "chat" in (cfg.data.name, cfg.data.task):
             found["template"] = _digest(data.tokenizer.chat_template)
-    if cfg.model.pretrained and (folder := _folder(cfg.model.pretrained)):
-        found["model"] = _digest([_text(folder / "config.json"), *(_weights(folder) if cfg.adapter.is_used else [])])
+    if base := of_base(cfg):
+        found["model"] = base
     return {name: text[:FINGERPRINT_DIGITS] for name, text in found.items()}
+
+
+def of_base(cfg: Config) -> str | None:
+    """The fingerprint of the pretrained weights; None from random ones, or where they are not on this machine."""
+    if not cfg.model.pretrained or (folder := _folder(cfg.model.pretrained)) is None:
+        return None
+    text = _digest([_text(folder / "config.json"), *(_weights(folder) if cfg.adapter.is_used else [])])
+    return text[:FINGERPRINT_DIGITS]
 
 
 def _digest(value: object) -> str:

@@ -103,7 +103,7 @@ class Saver:
         It is left out, with a warning, where it cannot be saved, or where nobody asked for checkpoints and there is no
         room for it: the model is still to be saved.
         """
-        due = self.cfg.save.final or (evaluates and self.cfg.save.every_steps)
+        due = self.cfg.save.final or (evaluates and (self.cfg.save.every_steps or self.cfg.eval.precision))
         if not due or not self.possible or step == self.saved_step:
             return
         try:
@@ -182,9 +182,9 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
             target, unfinished = folder / run_folder.MODEL_FOLDER, folder / checkpoint_files.UNFINISHED_MODEL
             shutil.rmtree(unfinished, ignore_errors=True)
             model.config.use_cache = True  # off in training; generation with the saved model needs it
-            if data.tokenizer is not None:  # first, so that a model that is moved aside has it, too
-                data.tokenizer.save_pretrained(unfinished)
             try:
+                if data.tokenizer is not None:  # first, so that a model that is moved aside has it, too
+                    data.tokenizer.save_pretrained(unfinished)
                 _write_model(cfg, model, unfinished, weights, data, warn)
                 checkpoint_files.put_in_place(unfinished, target)
             except reopened.SavedWrong as error:
@@ -193,6 +193,8 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
                 checkpoint_files.put_in_place(unfinished, aside)
                 other = " Type save.merge=false resume=latest for the adapter alone." * cfg.save.merge
                 raise reopened.SavedWrong(f"{error}: it is in {aside.name} instead of {target.name}.{other}") from error
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a disk that is full
             model.config.use_cache = False
         collectives.barrier()
 

@@ -206,7 +206,7 @@ def _model(outcome: Record, folder: Path) -> list[str]:
         if kept:
             return [f"  Go on: the same command with resume=latest, from step {checkpoint_files.step_of(kept[0])}"]
         return ["  Go on: not possible, for nothing was saved. save.every_steps=100 saves."] * bool(lost)
-    kept = (folder / MODEL_FOLDER).is_dir()
+    kept = outcome.config["save"]["final"] and (folder / MODEL_FOLDER).is_dir()  # not that of a shorter training
     said = _not_learned(outcome, kept)
     if not kept:
         return [*said, "  Model: not saved. Type save.final=true to keep what is trained."]

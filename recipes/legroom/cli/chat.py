@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shlex
 import signal
@@ -38,6 +39,9 @@ def main(argv: list[str]) -> int:
     conversation = Conversation(opened, asked)
     for line in opened.notes:
         console.say(f"Note: {line}")
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # bytes that are no text, and characters that the terminal lacks
     talk(conversation, sys.stdin.isatty())
     return 0
 

@@ -13,7 +13,7 @@ from legroom.cli import console
 from legroom.errors import Refusal
 from legroom.machine import worker_environment
 from legroom.options.data_sources import BYTE_VOCAB
-from legroom.records import model_card, saved_model
+from legroom.records import model_card, run_folder, saved_model
 from legroom.records.saved_model import ADAPTER_FILE
 from legroom.units import GIB
 
@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
     worker_environment.prepare_imports()
     use = " ".join(["export", *(shlex.quote(word) for word in argv if Path(word) != asked.run)])
     folder, found = saved_model.locate(asked.run, use)
+    if (asked.to or asked.device) and not asked.merge or asked.public and not asked.hub:
+        raise Refusal("--to and --device go with --merge, and --public with --hub. Leave out what does not belong.")
     if asked.merge:
         _merge(asked, folder, found)
     elif asked.gguf:
@@ -85,6 +87,8 @@ def gguf(folder: Path, run: Path) -> str:
         whole = _merged_folder(folder)
         if not whole.is_dir():
             steps = [f"{invocation.command('export')} {shlex.quote(str(run))} --merge"]
+        elif whole.stat().st_mtime < (folder / ADAPTER_FILE).stat().st_mtime:
+            raise Refusal(f"{whole} is older than the adapter in {folder}. Remove it, and merge again.")
     path, file, small = (shlex.quote(str(whole.with_name(f"{whole.name}{end}"))) for end in ("", ".gguf", "-q4.gguf"))
     steps += [
         f"git clone --depth 1 {LLAMA_CPP}",
@@ -142,7 +146,8 @@ def _to_hub(folder: Path, name: str, public: bool, run: Path) -> str:
 
 
 def _merged_folder(folder: Path) -> Path:
-    return folder.with_name(MERGED_FOLDER)
+    of_run = folder.name == run_folder.MODEL_FOLDER
+    return folder.with_name(MERGED_FOLDER if of_run else f"{folder.name}-{MERGED_FOLDER}")
 
 
 def _base(folder: Path) -> str | None:

@@ -60,6 +60,9 @@ def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
         with contextlib.suppress(OSError):
             new_folder.rmdir()  # Hydra has created it
     before = resume.matching_record(cfg, folder)
+    asked = any(each.startswith("save.final=") for each in outcome.overrides)
+    if before is not None and before.config["save"]["final"] and not asked:
+        cfg.save.final = outcome.config["save"]["final"] = True  # else model/ would stay that of the shorter training
     if before is not None and resume.is_finished(cfg, folder, before):
         return _report_finished(cfg, before, folder)
     if cfg.resume == resume.LATEST:
@@ -106,7 +109,10 @@ def _run_and_report(folder: Path, job: Composed, before: record.Record | None = 
     try:
         with run_lock.hold(folder):
             outcome = run_in(folder, job, display)
-            if resume.keep_figures(before, outcome, folder):
+            if before is not None and outcome.status == "refused":  # nothing was trained: the run stays what it was
+                record_file.write(before, folder)
+                write_page(before, folder)
+            elif resume.keep_figures(before, outcome, folder):
                 write_page(outcome, folder)
     except Refusal as error:
         return _refuse([str(error)])

@@ -35,6 +35,7 @@ from legroom.units import MIB
 
 FINAL = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
+FROM_OUTSIDE = {"preempted", "interrupted", "killed", "timeout"}  # how a job ended that goes on from its checkpoints
 JOBS_FOLDER = ".jobs"
 WATCH_SECONDS = 0.5  # between two looks at the command from a process of its jobs
 # The statuses that only notes have, and no record:
@@ -157,13 +158,13 @@ def _earlier(folder: Path) -> tuple[record.Record | None, str]:
 def clear(folder: Path, resume: bool = False) -> None:
     """Empty the folder of an unfinished run.
 
-    A folder with checkpoints is left as it is if the job was preempted or its record is damaged, and with `resume` in
-    any case: the new run resumes from them.
+    A folder with checkpoints is left as it is if the job was ended from outside or its record is damaged, and with
+    `resume` in any case: the new run resumes from them.
     """
     with contextlib.suppress(OSError):
         try:
             before = record_file.read(folder)
-            resume = resume or (before.status == "preempted" and before.config_key == folder.name)
+            resume = resume or (before.status in FROM_OUTSIDE and before.config_key == folder.name)
         except ValueError:
             resume = True
     if resume and checkpoint_files.found(folder):

@@ -16,7 +16,7 @@ from legroom.errors import Refusal
 from legroom.jobs import post_mortem, run_lock
 from legroom.options import compose, hydra_errors, objective, resume, save
 from legroom.ranks import rank_info
-from legroom.records import checkpoint_files, record_file
+from legroom.records import checkpoint_files
 from legroom.records.record import Record
 from legroom.report import report, screen_table
 from legroom.tracking import trackers
@@ -77,7 +77,9 @@ def run_in_sweep(
         except OSError as error:
             if isinstance(error, post_mortem.UnwrittenRecord):
                 console.say(sweeps.job_line(error.record, number + 1, label))
-            console.say_problems([single_run.unwritable(error, "hydra.sweep.dir")])
+            why = single_run.unwritable(error, "hydra.sweep.dir")
+            console.say_problems([why])
+            sweep.note(folder, number, outcome.config_key, "failed", [why] if in_task else [])
             return "failed", None
         if outcome.status == "preempted":
             requeue()
@@ -90,7 +92,9 @@ def _run_new(
     """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record."""
     cfg, outcome = job.cfg, job.record
     job_folder, number = folder / outcome.config_key, outcome.environment["job_number"]
-    with run_lock.hold(job_folder):
+    with run_lock.hold(job_folder, wait=outcome.environment["jobs_at_once"] > 1):  # for a job of the same options
+        if done := sweeps.final_record(job_folder):
+            return done
         unusable = sweeps.unusable_record(job_folder)
         outcome.warnings += [unusable] if unusable else []
         sweeps.clear(job_folder, cfg.resume == resume.LATEST)
@@ -124,7 +128,7 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
             console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
             if _saves_no_model(sweep, folder, jobs):
                 console.say("No model is saved by the jobs of a sweep. Type save.final=true for those of all of them.")
-            cfg = config.from_dict(record_file.read(folder / jobs[-1]["key"]).config)
+            cfg = config.from_dict(made.rows[-1].runs[-1].config)
             if line := trackers.sweep_line(cfg, folder):
                 console.say(line)
             trackers.close()
@@ -151,5 +155,5 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
 def _saves_no_model(sweep: sweeps.Sweep, folder: Path, jobs: list[dict]) -> bool:
     """Whether a job would have saved its model as a single run, and nobody typed whether to."""
     typed = any(text.startswith("save.final=") for text in sweep.argv)
-    records = [] if typed else [record_file.read(folder / job["key"]) for job in jobs]
+    records = [] if typed else [each for job in jobs if (each := sweeps.final_record(folder / job["key"]))]
     return any(save.final_by_default(config.from_dict(each.config), in_sweep=False) for each in records)

@@ -72,7 +72,8 @@ def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, ou
         cause = None  # the worker's own record says so already
     if outcome is None:
         outcome = job.record
-        outcome.training = _steps_written(Path(job.folder or ""))
+        if worker.phase != "load":  # while it loads, steps.jsonl is that of an earlier attempt
+            outcome.training = _steps_written(Path(job.folder or ""))
         outcome.status, outcome.error = _explain(job, worker)
         if cause is not None and outcome.status != "oom":
             outcome.status, outcome.error = cause.status, cause.error

@@ -141,6 +141,7 @@ class TrainingRun:
         """Train, from the checkpoint that the run resumes from if there is one."""
         cfg, loop = self.cfg, self.loop
         prints = fingerprints.of_training(cfg, self.training.data) if collectives.rank_index() == 0 else {}
+        self.record.environment["base"] = prints.get("model")
         start = newest.checkpoint_for(cfg, self.folder, prints, self.progress.warn)
         if start is not None and self.rank_info.is_main:
             self.progress.send(Shown(f"Going on from step {start.step} of {loop.total_steps}: {start.folder}"))

@@ -13,6 +13,7 @@ from legroom.options import model as model_options
 from legroom.records import checkpoint_files, record, record_file, run_folder
 from legroom.records.checkpoint_files import BrokenCheckpoint
 from legroom.records.printable import printable
+from legroom.records.saved_model import ADAPTER_FILE
 
 LATEST = "latest"
 # What a checkpoint has a fingerprint of, and what is said where it differs.
@@ -226,7 +227,7 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
     if (
         before is not None
         and before.status == outcome.status == "ok"
-        and before.training.steps == outcome.training.steps
+        and before.training.steps == outcome.training.steps == outcome.training.resumed_from_step
     ):
         for part, earlier in ((outcome.speed, before.speed), (outcome.memory, before.memory)):
             counted = record.NOT_COUNTED not in before.warnings  # else the earlier figures are those of the steps alone
@@ -239,8 +240,9 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
 
 
 def model_missing(cfg: Config, folder: Path) -> bool:
-    """Whether save.final asks for a model that was not saved yet."""
-    return bool(cfg.save.final) and not Path(folder, run_folder.MODEL_FOLDER).is_dir()
+    """Whether save.final asks for a model that was not saved yet, or save.merge for more than its adapter."""
+    model = folder / run_folder.MODEL_FOLDER
+    return bool(cfg.save.final) and (not model.is_dir() or cfg.save.merge and (model / ADAPTER_FILE).is_file())
 
 
 hooks.register_module("resume", globals())

@@ -24,12 +24,15 @@ def locate(given: Path, use: str = "chat") -> tuple[Path, Record | None]:
     use: the command that asks, and what is typed behind the folder, for the command that a refusal names.
     """
     given = paths.expanded(given)
+    if given.name in ("", ".."):  # of which neither the name nor the parent says where it is
+        given = given.resolve()
     if not given.is_dir():
         raise Refusal(f"{given} is no folder.{_newest(use)}")
     inside = given.name == run_folder.MODEL_FOLDER and (given.parent / record_file.FILE_NAME).is_file()
     run = given.parent if inside else given
     found = _record(run) if (run / record_file.FILE_NAME).is_file() else None
-    folder = run / run_folder.MODEL_FOLDER if found is not None else given
+    ends = (run / run_folder.MODEL_FOLDER).is_dir()  # the record is written after the evaluation
+    folder = run / run_folder.MODEL_FOLDER if found is not None or ends else given
     if any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
         return folder, found
     if found is None and (runs := [each.parent for depth in RUNS_BELOW for each in given.glob(depth)]):

@@ -91,11 +91,12 @@ def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:
 
 
 def _check_targets(cfg: Config, model: nn.Module) -> None:
-    """Raises Refusal for a name of `adapter.targets` that no layer has."""
-    targets = cfg.adapter.targets if isinstance(cfg.adapter.targets, list) else []
+    """Raises Refusal for a name of `adapter.targets` or `adapter.modules_to_save` that no layer has."""
+    targets, saved = cfg.adapter.targets, cfg.adapter.modules_to_save or []
     layers = [name for name, _ in model.named_modules()]
-    for target in targets:
+    for target in [*(targets if isinstance(targets, list) else ()), *saved]:
         if not any(name == target or name.endswith(f".{target}") for name in layers):
             linear = [name for name, module in model.named_modules() if type(module).__name__ in LINEAR]
             names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            raise Refusal(f"adapter.targets: the model has no layer {target}. Its linear layers are {names}.")
+            key = "modules_to_save" if target in saved else "targets"
+            raise Refusal(f"adapter.{key}: the model has no layer {target}. Its linear layers are {names}.")
