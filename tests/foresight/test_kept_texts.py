@@ -160,7 +160,7 @@ def test_modules_and_optimizers_are_taken_as_they_are_held():
     handle = several.register_forward_pre_hook(lambda *_: calls.append(1))
     one(torch.zeros(1, 2))
     two(torch.zeros(1, 2))
-    handle.remove()
+    handle.close()
     one(torch.zeros(1, 2))
     assert calls == [1, 1]
     wrapped = SimpleNamespace(optimizer=sgd)
@@ -172,7 +172,7 @@ def test_modules_and_optimizers_are_taken_as_they_are_held():
     handle = both.register_step_pre_hook(lambda *_: seen.append(1))
     sgd.step()
     adam.step()
-    handle.remove()
+    handle.close()
     sgd.step()
     assert seen == [1, 1] and user_step.optimizer_of(None).param_groups == []
     for call, given, said in (

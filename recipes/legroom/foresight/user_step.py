@@ -4,7 +4,7 @@ import contextlib
 import copy
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,13 +171,15 @@ class _Modules(torch.nn.ModuleList):
     """Several modules as one, whose forward pass begins with that of any of them."""
 
     def register_forward_pre_hook(self, hook: Any, **settings: Any) -> Any:
-        return _Handles([module.register_forward_pre_hook(hook, **settings) for module in self])
+        return _together(module.register_forward_pre_hook(hook, **settings) for module in self)
 
 
-class _Handles(list):
-    def remove(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # of hooks, all at once
-        for handle in self:
-            handle.remove()
+def _together(handles: Iterable[Any]) -> contextlib.ExitStack:
+    """The handles of several hooks as one: a context that removes them."""
+    hooks = contextlib.ExitStack()
+    for handle in handles:
+        hooks.enter_context(handle)
+    return hooks
 
 
 class _Optimizers:
@@ -194,8 +196,8 @@ class _Optimizers:
     def state(self) -> Mapping[Any, Any]:
         return ChainMap(*[dict(optimizer.state) for optimizer in self.optimizers])
 
-    def register_step_pre_hook(self, hook: Any) -> _Handles:
-        return _Handles([optimizer.register_step_pre_hook(hook) for optimizer in self.optimizers])
+    def register_step_pre_hook(self, hook: Any) -> contextlib.ExitStack:
+        return _together(optimizer.register_step_pre_hook(hook) for optimizer in self.optimizers)
 
 
 def optimizer_of(optimizers: Any) -> Any:

@@ -85,13 +85,10 @@ class MemoryLedger:
         attribution.mark_model_and_optimizer()
         with contextlib.ExitStack() as hooks:
             # The gradients are those that the optimizer finds: DDP and FSDP have reduced and freed theirs by then.
-            before_optimizer = self.optimizer.register_step_pre_hook(self._before_optimizer)
-            hooks.callback(before_optimizer.remove)
+            hooks.enter_context(self.optimizer.register_step_pre_hook(self._before_optimizer))
             hooks.enter_context(observed_resizes(lambda storage, before: self.log.resized(storage, before, kinds.COPY)))
-            before_forward = self.model.register_forward_pre_hook(
-                lambda *_: self.log.phase.begin_forward(), prepend=True
-            )
-            hooks.callback(before_forward.remove)
+            begin_forward = self.log.phase.begin_forward
+            hooks.enter_context(self.model.register_forward_pre_hook(lambda *_: begin_forward(), prepend=True))
             hooks.enter_context(
                 torch.autograd.graph.saved_tensors_hooks(attribution.saved_for_backward, lambda tensor: tensor)
             )

@@ -68,16 +68,12 @@ class TensorOrigins:
     def recording(self) -> Iterator[None]:
         """Inside is one step. `name_states` is to be called as it begins and ends."""
         self._backward_module = ""
-        hooks = [
+        with (
             self._optimizer.register_step_pre_hook(self._before_optimizer),
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),
-        ]
-        try:
+        ):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _allocated(self, entry: StorageEntry) -> None:
         module = self.module

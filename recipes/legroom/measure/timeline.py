@@ -57,11 +57,8 @@ def timeline(log: StorageLog, origins: TensorOrigins, most_blocks: int = MOST_BL
 
 def _first_moment(log: StorageLog) -> int:
     """The index of the first event of the last step that is more than the notice of a tensor that was there before."""
-    for index in range(log.step_start, len(log.events)):
-        entry, sign = log.events[index]
-        if sign < 0 or not entry.preexisting:
-            return index
-    return len(log.events)
+    step = enumerate(log.events[log.step_start :], log.step_start)
+    return next((at for at, (entry, sign) in step if sign < 0 or not entry.preexisting), len(log.events))
 
 
 def phases(log: StorageLog, start: int) -> list[tuple[int, str]]:

@@ -56,24 +56,18 @@ def registered_kernels(key: str, kernels: dict[str, Callable]) -> Iterator[None]
 
     `torch.library.Library` has no public way to take a registration back.
     """
-    library = torch.library.Library("aten", "IMPL")
-    try:
+    with torch.library._scoped_library("aten", "IMPL") as library:
         for name, kernel in kernels.items():
             library.impl(name, kernel, key)
         yield
-    finally:
-        library._destroy()
 
 
 @contextlib.contextmanager
 def fallthrough_for(key: str) -> Iterator[None]:
     """Inside, operators without a kernel for a dispatch key go on to the next key, as CUDA's do for autocast."""
-    library = torch.library.Library("_", "IMPL")
-    try:
+    with torch.library._scoped_library("_", "IMPL") as library:
         library.fallback(torch.library.fallthrough_kernel, key)
         yield
-    finally:
-        library._destroy()
 
 
 def observed_autocast_exit(cleared: Callable[[], None]) -> contextlib.AbstractContextManager[None]:

@@ -26,12 +26,9 @@ def weights_by_shape(lacking: Callable[[str], None]) -> Iterator[None]:
     room = device_maps.accelerate_max_memory  # pyright: ignore[reportPrivateImportUsage]
 
     def unbounded(given: Any = None) -> Any:
-        found = room(given)
-        return (
-            found
-            if given is not None
-            else {name: UNBOUNDED if isinstance(name, int) else free for name, free in found.items()}
-        )
+        if given is not None:
+            return room(given)
+        return {name: UNBOUNDED if isinstance(name, int) else free for name, free in room(given).items()}
 
     load, resolve = PreTrainedModel._load_pretrained_model, modeling_utils._get_resolved_checkpoint_files
     read = modeling_utils.load_state_dict

@@ -29,11 +29,8 @@ def is_encoder(config: PretrainedConfig) -> bool:
 
 def is_decoder_only(config: PretrainedConfig) -> bool:
     """Whether all models of this type are causal ones."""
-    kind = config.model_type
-    return (
-        kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        and kind not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    )
+    masked = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
 
 
 def has_attention(kind: type[PreTrainedModel], name: str) -> bool:

@@ -121,16 +121,16 @@ class OpTrace:
             self.ledger.begin_step()
             contexts.callback(self._end_ledger_step)
             contexts.enter_context(self.fake.observed_by(self))
-            hook = self.model.register_forward_pre_hook(
-                lambda *_: self.passes.append(Tally(seen=self._seen)), prepend=True
-            )
-            contexts.callback(hook.remove)
+            contexts.enter_context(self.model.register_forward_pre_hook(self._begin_pass, prepend=True))
             self._contexts = contexts.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._arguments = []  # an optimizer's last operation has temporaries as large as the weights
         self._contexts.close()
+
+    def _begin_pass(self, *_: Any) -> None:
+        self.passes.append(Tally(seen=self._seen))
 
     def _end_ledger_step(self) -> None:
         moved = self.ledger.end_step()
@@ -166,8 +166,7 @@ class OpTrace:
         whole = Tally()
         for tally in (self.tally, *self.passes):
             times = 1 + (micro_batches - len(self.passes)) * (tally is repeated)
-            every = ((whole.counts, tally.counts), (whole.places, tally.places))
-            for sums, parts in every:
+            for sums, parts in ((whole.counts, tally.counts), (whole.places, tally.places)):
                 for phase, counts in parts.items():
                     into = sums.setdefault(phase, Counter())
                     for key, count in counts.items():
@@ -198,11 +197,8 @@ class OpTrace:
         requests, begins, seen = _AllocatorRequests(self), [0, *ends], set()
         for step in order:
             first, last = begins[step], ends[step]
-            requests.replay(
-                first,
-                [one for one in self.workspaces if first <= one.index < last and (step not in seen or not one.kept)],
-                last,
-            )
+            own = [one for one in self.workspaces if first <= one.index < last]
+            requests.replay(first, [one for one in own if step not in seen or not one.kept], last)
             seen.add(step)
         return requests.events
 

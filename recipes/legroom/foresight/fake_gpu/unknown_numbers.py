@@ -1,7 +1,5 @@
 """Numbers that nobody has computed: they can be printed and calculated with, as 1. A comparison asks what to answer."""
 
-from __future__ import annotations
-
 import dis
 import inspect
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 it may be printed and added up, and whoever decides by it gets a Refusal that names the line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -4,8 +4,6 @@ Names are replaced where they are looked up; what a library has copied before (`
 machine has one GPU for this process. Nothing runs on it, so that streams and events are over as soon as they are asked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
