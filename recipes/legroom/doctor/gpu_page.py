@@ -16,10 +16,8 @@ def card_section(out: Page, found: Findings, card: Card) -> None:
     if card.memory_bytes is None or card.used_bytes is None:
         out.row("memory", NOT_AVAILABLE)
     else:
-        out.row(
-            "memory",
-            f"{card.memory_bytes / GIB:.1f} GiB, {card.used_bytes / GIB:.1f} GiB of it in use before this check",
-        )
+        used = f"{card.used_bytes / GIB:.1f} GiB of it in use before this check"
+        out.row("memory", f"{card.memory_bytes / GIB:.1f} GiB, {used}")
     if card.processes:
         holders = ", ".join(
             f"{name} (pid {pid}{f', {size / GIB:.1f} GiB' if size else ''})" for pid, name, size in card.processes
@@ -87,9 +85,7 @@ def links_section(out: Page, found: Findings) -> None:
     joined = [
         f"{a},{b}" for a, row in enumerate(found.links) for b in range(a + 1, len(row)) if row[b].startswith("NV")
     ]
-    out.row(
-        "NVLink",
-        f"joins {' and '.join(joined)}: a job on such cards alone (CUDA_VISIBLE_DEVICES={joined[0]}) has it"
-        if joined
-        else "none: DDP, which sends gradients only, is slower; FSDP makes a model fit, and is not for speed",
-    )
+    said = "none: DDP, which sends gradients only, is slower; FSDP makes a model fit, and is not for speed"
+    if joined:
+        said = f"joins {' and '.join(joined)}: a job on such cards alone (CUDA_VISIBLE_DEVICES={joined[0]}) has it"
+    out.row("NVLink", said)

@@ -55,12 +55,10 @@ def page(found: Findings) -> Page:
     out.lines.append(("", ""))
     for line in broken:
         out.wrapped("broken: ", line, "red", " " * 8)
-    out.lines.append(
-        (
-            f"{len(broken)} thing{'s are' if len(broken) > 1 else ' is'} broken." if broken else "Nothing is broken.",
-            "bold" if broken else "green",
-        )
-    )
+    if broken:
+        out.lines.append((f"{len(broken)} thing{'s are' if len(broken) > 1 else ' is'} broken.", "bold"))
+    else:
+        out.lines.append(("Nothing is broken.", "green"))
     return out
 
 
@@ -70,12 +68,9 @@ def versions(out: Page, found: Findings) -> None:
     out.row("python", f"{cell(platform.python_version(), VERSION_COLUMN)}{found.python_bound} or newer")
     for package in found.packages:
         out.row(package.name, *version_row(found, package))
-    out.row(
-        "NVIDIA driver",
-        found.driver.error
-        or f"{cell(found.driver.version or '?', VERSION_COLUMN)}CUDA up to {found.driver.cuda or '?'}",
-        "red" if found.driver.broken else "",
-    )
+    driver = found.driver
+    known = f"{cell(driver.version or '?', VERSION_COLUMN)}CUDA up to {driver.cuda or '?'}"
+    out.row("NVIDIA driver", driver.error or known, "red" if driver.broken else "")
 
 
 def version_row(found: Findings, package: Package) -> tuple[str, str]:
@@ -104,11 +99,8 @@ def host_section(out: Page, found: Findings) -> None:
     out.head("Machine")
     out.row("processor", f"{host.cpu_name()}, {host.usable_cores()} cores for us")
     out.row("memory", f"{found.host.memory_bytes / GIB:.1f} GiB" if found.host.memory_bytes else NOT_AVAILABLE)
-    out.row(
-        "C++ compiler",
-        (host.compiler() or "none")
-        + ("" if found.host.headers else "; Python.h is missing, which compiled code includes"),
-    )
+    lacking = "" if found.host.headers else "; Python.h is missing, which compiled code includes"
+    out.row("C++ compiler", f"{host.compiler() or 'none'}{lacking}")
     for name, link in found.host.fabric.items():
         out.row("network", f"{name}: {link}; gpu.machine_link_gb_per_second is in GB/s, of all ports together")
     for what, (folder, free) in found.host.disks.items():
@@ -123,12 +115,9 @@ def works(out: Page, found: Findings) -> None:
     for group, options in checks.menus(found.probes).items():
         out.row(group, ", ".join(name for name, problems in options.items() if not problems) or "not here")
         if group == "precision" and not found.jobs_gpus and found.host.cpu_bf16 is not None:
-            out.row(
-                "",
-                "- bf16: this processor has instructions for it."
-                if found.host.cpu_bf16
-                else "- bf16: this processor has no instructions for it, so it saves memory, not time.",
-            )
+            lacking = "no instructions for it, so it saves memory, not time."
+            has = "instructions for it." if found.host.cpu_bf16 else lacking
+            out.row("", f"- bf16: this processor has {has}")
         for problem in dict.fromkeys(problem for problems in options.values() for problem in problems):
             out.row("", f"- {problem}")
 

@@ -147,9 +147,8 @@ class Nvml:
             return
         self.library = pynvml
         cuda = self.query("nvmlSystemGetCudaDriverVersion")  # 12040 is 12.4
-        self.driver = Driver(
-            _text(self.query("nvmlSystemGetDriverVersion")), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
-        )
+        newest = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
+        self.driver = Driver(_text(self.query("nvmlSystemGetDriverVersion")), newest)
 
     def query(self, function: str, *arguments: Any) -> Any:
         """Call a function of pynvml by its name; None where it is missing or raises NVMLError."""

@@ -128,10 +128,9 @@ def _after_forward(model: nn.Module, args: tuple, output: Any) -> None:
 
 def _loss_of(cut: Cut, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def own_loss(logits: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not cut.active:
-            return loss(logits, labels, *args, **kwargs)
-        kwargs |= {"shift_labels": labels, "num_items_in_batch": cut.labels}
-        cut.labels = None
+        if cut.active:
+            kwargs |= {"shift_labels": labels, "num_items_in_batch": cut.labels}
+            cut.labels = None
         return loss(logits, labels, *args, **kwargs)
 
     return own_loss

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.report import tradeoff_plot
+from legroom.report.predicted import number
 from legroom.report.rows import Row, Spread, Table
 from legroom.report.sheet import BLUE, ORANGE, no_figure, panels, png, style, write
-from legroom.report.tables import difference, number, speed_difference
+from legroom.report.tables import difference, speed_difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,12 +22,17 @@ class Interval(NamedTuple):
     high: float
 
 
+def number(value: float, digits: int = 4) -> str:
+    """A number with this many significant digits, without an exponent: 14949, -9.313, 0.07830."""
+    if not value:
+        return "0"
+    rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has two digits before the point
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(rounded)))}f}"
+
+
 def two_digits(value: float) -> str:
     """330 for 327.4, 4.1 for 4.13."""
-    if value <= 0:
-        return "0"
-    rounded = float(f"{value:.1e}")
-    return f"{rounded:.{max(0, 1 - math.floor(math.log10(rounded)))}f}"
+    return number(float(f"{max(value, 0):.1e}"), 2)
 
 
 def interval_text(interval: Interval, unit: float = 1) -> str:

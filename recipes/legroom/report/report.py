@@ -25,19 +25,14 @@ def compare(records: list[Record], baseline: str | None = None) -> Table:
     For records of `+experiment/guide=...` the defaults are the guide's: its published figures, and as the baseline the
     first job that ended ok of its own baseline.
     """
-    of_guide = any(map(reference.of_guide, records))
-    made = table(records, baseline, reference.guide() if of_guide else None)
-    if of_guide:
-        made.rows.sort(key=_place_in_guide)  # stable: other rows keep their order, behind the guide's
-    if baseline is None and of_guide:
+    if not any(map(reference.of_guide, records)):
+        return table(records, baseline)
+    made = table(records, baseline, reference.guide())
+    places = {name: place for place, name in enumerate(reference.guide_experiments())}
+    made.rows.sort(key=lambda row: places.get(row.facts["experiment"], len(places)))  # stable: others come behind
+    if baseline is None:
         made.baseline = next((row for row in made.rows if _is_guide_baseline(row)), made.baseline)
     return made
-
-
-def _place_in_guide(row: Row) -> int:
-    experiments = reference.guide_experiments()
-    name = row.facts["experiment"]
-    return experiments.index(name) if name in experiments else len(experiments)
 
 
 def _is_guide_baseline(row: Row) -> bool:

@@ -1,6 +1,5 @@
 """The cells of a table as text, the remarks beside it, and both as Markdown."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ from legroom.records.printable import printable
 from legroom.records.record import DOES_NOT_FIT, STATUSES, TIGHT, Record, verdict_of
 from legroom.report import predicted
 from legroom.report.labels import PACKAGES, synonyms
+from legroom.report.predicted import number
 from legroom.report.rows import MAX_KEY_COLUMNS, Row, Spread, Table
 
 # Stated once above the table when all jobs have the same value.
@@ -33,14 +33,6 @@ BETWEEN_RUNS = 0.05  # of a speed: the same job, run again on the same machine, 
 LEAST_STEPS = 5  # of which a spread is said
 COST = "cost of 1M tokens"  # in the currency of gpu.price_per_hour
 COMPARED_SETTINGS = ("model", "data.seq_len", "device_name")  # may differ from those of the published figures
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number with this many significant digits, without an exponent: 14949, -9.313, 0.07830."""
-    if not value:
-        return "0"
-    rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has two digits before the point
-    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(rounded)))}f}"
 
 
 def percent(value: float, base: float, decimals: int = 1) -> str:

@@ -66,10 +66,7 @@ class Run(abc.ABC):
     def finish(self, result: Result) -> None:
         """End the run, and wait until everything is stored. Here: the numbers of the summary become points at the last
         step, for trackers without a place for a run's results."""
-        numbers: dict[str, float] = {
-            key: value for key, value in result.summary.items() if isinstance(value, (int, float))
-        }
-        self.log(numbers, self.step)
+        self.log({key: value for key, value in result.summary.items() if isinstance(value, (int, float))}, self.step)
 
     @staticmethod
     def sweep_line(folder: Path) -> str:

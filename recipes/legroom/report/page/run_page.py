@@ -24,13 +24,11 @@ def write(found: Record, folder: Path, sweep: Path | None = None) -> Path:
     """
     folder = Path(folder)
     if sweep is None:
-        script = _script(found, data(found, folder))
-        text = embed.page(record_file.FILE_NAME, _title(found), SCRIPTS, script, START, None)
+        script, shared = _script(found, data(found, folder)), None
     else:
         embed.write_shared(sweep)
-        up = _write_data(found, folder, sweep)
-        shared = f"{up}/{embed.SHARED_FOLDER}"
-        text = embed.page(record_file.FILE_NAME, _title(found), SCRIPTS, f"./{DATA}", START, shared)
+        script, shared = f"./{DATA}", f"{_write_data(found, folder, sweep)}/{embed.SHARED_FOLDER}"
+    text = embed.page(record_file.FILE_NAME, _title(found), SCRIPTS, script, START, shared)
     atomic_file.write(folder / PAGE, text.encode())
     return folder / PAGE
 
