@@ -11,7 +11,7 @@ MOST_LAYERS, MOST_PARTS = 2**11, 2**16  # the latter: experts of a layer, classe
 
 @dataclass
 class Recipe(Menu):
-    pass
+    """A name alone."""
 
 
 @dataclass
@@ -188,7 +188,7 @@ class Loss(Menu):
 
 @dataclass
 class Kernels(Menu):
-    pass
+    """A name alone."""
 
 
 @dataclass

@@ -56,9 +56,8 @@ def supports(found: Findings, card: Card) -> str:
     lack = [f"{name} (from {lowest[0]}.{lowest[1]})" for name, lowest in SUPPORT.items() if card.capability < lowest]
     if "flash attention 2" in have and not found.version("flash-attn"):
         have[-1] += " (once flash-attn is installed)"
-    return f"compute capability {card.capability[0]}.{card.capability[1]}: " + "; ".join(
-        filter(None, [", ".join(have), "not " + ", ".join(lack) if lack else ""])
-    )
+    said = filter(None, [", ".join(have), f"not {', '.join(lack)}" if lack else ""])
+    return f"compute capability {card.capability[0]}.{card.capability[1]}: {'; '.join(said)}"
 
 
 def power_and_heat(card: Card) -> tuple[str, str]:

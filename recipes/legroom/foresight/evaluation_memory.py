@@ -77,6 +77,5 @@ def judge(cfg: Config, outcome: Record, capacity_bytes: int, demand_within: Call
         outcome.warnings.append(f"tight: {needs}. {LESS}")
         return
     outcome.status = "oom"
-    outcome.error = Error(
-        "eval", "PredictedOutOfMemory", f"it would not fit: {needs}. {units.size(-margin)} are missing.", LESS
-    )
+    said = f"it would not fit: {needs}. {units.size(-margin)} are missing."
+    outcome.error = Error("eval", "PredictedOutOfMemory", said, LESS)

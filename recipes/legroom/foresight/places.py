@@ -4,6 +4,7 @@ torch."""
 import inspect
 import sys
 import sysconfig
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -39,13 +40,9 @@ def own_line(frame: FrameType | None) -> str:
 
 def own_line_of_error(error: BaseException) -> str:
     """file:line of the script's own code where an exception passed last; '' if it never was there."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if is_own(file):
-            found = f"{file}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
+    passed = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [f"{file}:{line}" for file, line in passed if is_own(file)]
+    return own[-1] if own else ""
 
 
 def own_line_of_dump(text: str, main: str) -> str:

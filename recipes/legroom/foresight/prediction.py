@@ -121,13 +121,9 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
                 f"{units.size(demand.peak_reserved_bytes)} are needed beside the context, and the limit "
                 f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {units.size(capacity)}"
             )
-        phase = memory.peak_phase or "step"
-        outcome.error = Error(
-            phase,
-            "PredictedOutOfMemory",
-            f"it would not fit: {needed}. {units.size(demand.missing_bytes)} are missing."
-            f"{' That is of the step as written, without compile=true.' if cfg.compile else ''}",
-        )
+        said = f"it would not fit: {needed}. {units.size(demand.missing_bytes)} are missing."
+        said += " That is of the step as written, without compile=true." if cfg.compile else ""
+        outcome.error = Error(memory.peak_phase or "step", "PredictedOutOfMemory", said)
 
 
 def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: UnevenLengths) -> None:
@@ -185,14 +181,11 @@ def _growth(needed: int, shown: list[int]) -> str:
 def _why_tight(cfg: Config, share: float, estimate: Estimate, releases: int) -> str:
     """Why a step that is predicted to run is not said to fit. share: of the reserved memory, that is to stay free."""
     compiled_again = share > (cfg.estimate.margin or 0.0)
-    released = (
-        f" Cached memory is given back {releases} time{'s' * (releases > 1)} to make room, which takes time."
-        if releases
-        else ""
-    )
-    lacking = (
-        f", and {units.size(estimate.lacking_bytes)} for batches of different lengths" if estimate.lacking_bytes else ""
-    )
+    released = lacking = ""
+    if releases:
+        released = f" Cached memory is given back {releases} time{'s' * (releases > 1)} to make room, which takes time."
+    if estimate.lacking_bytes:
+        lacking = f", and {units.size(estimate.lacking_bytes)} for batches of different lengths"
     return (
         f"tight: {units.size(estimate.margin_bytes)} stay free, and what is predicted may be too little by "
         f"{units.size(estimate.kept_bytes or 0)} ({share:.3g} of the reserved memory, "

@@ -63,7 +63,6 @@ class SimulatedStep:
     warnings: list[str]
     trace: OpTrace
     first_steps: FirstSteps | None = None  # of data whose rows may differ in length
-    uneven: bool = False  # the batches have different lengths
     drawn: DrawnSteps | None = None  # of padded data: steps on batches of different lengths
     demand: allocator.Demand | None = None  # on the allocator of a GPU
     lengths: UnevenLengths | None = None  # what the drawn steps ask of it
@@ -85,17 +84,16 @@ def simulate_step(
     capacity_bytes: int = UNLIMITED,
     record_origins: bool = False,
     draw_lengths: bool = False,
-    build_data: Callable[..., Data] | None = None,
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
 
     folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator; 0: it is not asked.
     record_origins: the trace also records which module and operation made each tensor. draw_lengths: also an
-    evaluation, and with padded data steps on batches in the order of the training. build_data: see `setup.build`.
-    With compile=true it is the step as written, and a warning says so.
+    evaluation, and with padded data steps on batches in the order of the training. With compile=true it is the step as
+    written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    steps = simulate_ranks(cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths, build_data)
+    steps = simulate_ranks(cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths)
     written = fullest_rank.of(cfg, steps)
     if not cfg.compile:
         return written
@@ -118,7 +116,7 @@ def _simulate(
     draw_lengths: bool = False,
     build_data: Callable[..., Data] | None = None,
 ) -> SimulatedStep:
-    """`simulate_step` of one rank of a configuration that is not compiled."""
+    """`simulate_step` of one rank of a configuration that is not compiled. build_data: see `setup.build`."""
     gpu = cfg.gpu if cfg.target.gpu else None
     fake = FakeDevice(gpu.kernel_rules if gpu else None)
     with fake, library_patches.libraries_on(fake, cfg), library_patches.rank_of(cfg, fake, rank):
@@ -161,7 +159,6 @@ def _simulate(
         warnings=training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps),
         trace=trace,
         first_steps=first_steps,
-        uneven=not even,
         drawn=drawn,
         evaluation_events=evaluated,
         rank=rank,

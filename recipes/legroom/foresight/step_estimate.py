@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
 import sys
 from collections import Counter
@@ -91,13 +92,12 @@ class StepEstimate:
 
     def __str__(self) -> str:
         left = "stay free" if self.left_bytes >= 0 else "are missing"
+        phase = f" ({self.peak_phase})" if self.peak_phase else ""
         lines = [
             f"{self.verdict} on {self.device_name}: {units.size(abs(self.left_bytes))} {left}, of "
             f"{units.size(self.capacity_bytes)}; 'fits' keeps {units.size(self.kept_bytes)} free",
             f"  device {units.size(self.device_used_bytes)}, reserved {units.size(self.reserved_bytes)}, allocated "
-            f"{units.size(self.allocated_bytes)}, tensors {units.size(self.tensor_bytes)}"
-            + f" ({self.peak_phase})"
-            * bool(self.peak_phase),
+            f"{units.size(self.allocated_bytes)}, tensors {units.size(self.tensor_bytes)}{phase}",
             f"  {units.in_one([(name, self.parts[part]) for name, part in PARTS])}",
             f"  step {self._step_text()}, bound by {self.bound_by}",
             *(f"  note: {note}" for note in self.notes),
@@ -260,12 +260,9 @@ def precision_of(trace: OpTrace) -> str:
 
 
 def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:
-    live, points = 0, []
-    for index, (entry, sign) in enumerate(trace.log.events):
-        live += sign * entry.bytes
-        if index >= trace.log.step_start:
-            points.append((entry.phase, live))
-    return tuple(points)
+    live = itertools.accumulate(sign * entry.bytes for entry, sign in trace.log.events)
+    points = [(entry.phase, size) for (entry, _), size in zip(trace.log.events, live)]
+    return tuple(points[trace.log.step_start :])
 
 
 def _notes(gpu: Gpu, verdict: str | None, nccl_bytes: int) -> list[str]:

@@ -88,8 +88,7 @@ def label_keys(all_facts: list[dict[str, str]]) -> list[str]:
     for key in dict.fromkeys(key for values in all_facts for key in values):
         by_context: dict[tuple, set] = {}
         for values in all_facts:
-            unknown = (key, values.get(key)) in NOT_RESOLVED
-            if key in values and not unknown:
+            if key in values and (key, values[key]) not in NOT_RESOLVED:
                 by_context.setdefault(_context(key, values), set()).add(values[key])
         if any(len(different) > 1 for different in by_context.values()):
             shown.append(key)

@@ -199,11 +199,8 @@ def flash(
 
 def _aligned(mask: Tensor) -> Tensor:
     """preprocess_mask: a mask whose rows have no multiple of 16 elements is copied into one with longer rows."""
-    multiple = 16
-    if mask.shape[-1] % multiple == 0:
-        return mask
     columns = mask.shape[-1]
-    return torch.nn.functional.pad(mask, (0, multiple - columns % multiple))[..., :columns]
+    return pad(mask, (0, -columns % 16))[..., :columns] if columns % 16 else mask
 
 
 def backward_workspace_bytes(name: str, query: Tensor, key: Tensor, begins: Tensor | None = None) -> int:

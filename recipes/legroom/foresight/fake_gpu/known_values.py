@@ -19,15 +19,13 @@ from legroom.third_party.torch_private import op_name
 
 aten = torch.ops.aten
 # Operations whose result's shape depends on values. A mask as an index is the same as the positions of its ones.
-SHAPE_FROM_VALUES = frozenset(
-    {
-        aten.index.Tensor,
-        aten.nonzero.default,
-        aten.masked_select.default,
-        aten.unique_consecutive.default,
-        aten._unique2.default,
-    }
-)
+SHAPE_FROM_VALUES = {
+    aten.index.Tensor,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.unique_consecutive.default,
+    aten._unique2.default,
+}
 # What was in the first operand does not matter.
 _OVERWRITES = {"copy_", "fill_", "zero_"} | {f"{name}_like" for name in ("zeros", "ones", "full")}
 _OVERWRITES |= {f"new_{name}" for name in ("zeros", "ones", "full")}

@@ -93,9 +93,8 @@ def followed(
 ) -> list[Checked]:
     """Run a program once for all GPUs whose rules are the same. Returns what came of each run."""
     if settings.ranks is not None:
-        program = dataclasses.replace(
-            program, ranks=settings.ranks, environment=program.environment | command.rank_environment(settings.ranks)
-        )
+        environment = program.environment | command.rank_environment(settings.ranks)
+        program = dataclasses.replace(program, ranks=settings.ranks, environment=environment)
     runs: dict[Any, dict[str, Gpu]] = {}
     for name, gpu in gpus.items():  # the script may ask for the capability, the name and the memory of its card
         runs.setdefault(gpu.capability, {})[name] = gpu

@@ -10,9 +10,8 @@ from legroom.third_party import played_private
 STEPS = 2  # on them: some loops have read the batch of the next step already
 MOST_ROWS, MOST_SECONDS = 20_000, 3.0  # that are looked at
 # Figures of an estimate that stay those of a step on rows as they come
-OF_A_USUAL_STEP = ("bound_by", "device_seconds", "host_seconds", "model_flops") + tuple(
-    f"step_seconds{bound}" for bound in ("", "_low", "_high")
-)
+OF_A_USUAL_STEP = ("bound_by", "device_seconds", "host_seconds", "model_flops")
+OF_A_USUAL_STEP += ("step_seconds", "step_seconds_low", "step_seconds_high")
 # and those that stay where blocks of rows as they come have left more reserved
 OF_THE_DEVICE = ("verdict", "left_bytes", "kept_bytes", "device_used_bytes", "reserved_bytes")
 

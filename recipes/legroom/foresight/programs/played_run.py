@@ -75,11 +75,8 @@ def _steps(followed: ProgramTrace, gpus: dict[str, Gpu], ranks: int) -> dict[str
     """By the GPU's name, the tensors and the operations of the last step, as its page shows them."""
     trace = followed.trace
     assert trace.origins is not None, "the last step has its origins"
-    seen, tally, precision = (
-        timeline(trace.log, trace.origins),
-        trace.step_tally(len(trace.passes)),
-        precision_of(trace),
-    )
+    seen, precision = timeline(trace.log, trace.origins), precision_of(trace)
+    tally = trace.step_tally(len(trace.passes))
     made = {name: anatomy.predicted(tally, gpu, precision, ranks) for name, gpu in gpus.items()}
     return {
         name: {"rank": 0, "timeline": seen, "operations": one.details, "summary": dataclasses.asdict(one.summary)}

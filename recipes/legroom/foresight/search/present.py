@@ -246,9 +246,8 @@ def report_of_places(done: list[Searched], options: Options, seconds: float) -> 
 def _impersonal(note: str, searched: Searched) -> str:
     """A note without the name of the GPU, so that it is said once for all that it is of."""
     gpu = searched.search.base.gpu
-    return note.replace(str(gpu.device_name), "the GPU").replace(
-        f"efficiencies of {gpu.chip}", "efficiencies of the GPU"
-    )
+    note = note.replace(str(gpu.device_name), "the GPU")
+    return note.replace(f"efficiencies of {gpu.chip}", "efficiencies of the GPU")
 
 
 def _grouped(word: str, lines: Iterable[tuple[Place, str]], places: int) -> list[str]:

@@ -24,16 +24,7 @@ from legroom.third_party import torch_distributed_private, torch_private
 FUSIBLE = (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY)  # torch.compile makes few kernels of them
 OPTIMIZER_PHASE = "step"
 AWAITED_COLLECTIVES = ("alltoall", "all_to_all")  # part of the name: whose results the next operation needs
-MOVING_COLLECTIVES = (
-    "allreduce",
-    "all_reduce",
-    "gather",
-    "scatter",
-    "broadcast",
-    "reduce",
-    "recv",
-    *AWAITED_COLLECTIVES,
-)
+MOVING_COLLECTIVES = ("gather", "scatter", "broadcast", "reduce", "recv", *AWAITED_COLLECTIVES)  # allreduce, too
 
 
 @dataclass(frozen=True)
@@ -191,12 +182,7 @@ def _class_of(func: Any) -> _OperationClass | None:
         return _OperationClass(full, ops.COLLECTIVE if moves else "", written)
     if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
         return _OperationClass(full, ops.ATTENTION, written)
-    if (
-        name in ops.PRODUCTS
-        or name.startswith(ops.GROUPED_PRODUCTS)
-        or name in ops.LINEAR_PRODUCTS
-        or name in ops.CONVOLUTIONS
-    ):
+    if name.startswith(ops.GROUPED_PRODUCTS) or name in {*ops.PRODUCTS, *ops.LINEAR_PRODUCTS, *ops.CONVOLUTIONS}:
         return _OperationClass(name, ops.MATMUL, written)
     if name.startswith("_fused_") or name.startswith("_foreach_") and name not in ops.REDUCTIONS | ops.COPIES:
         return _OperationClass(full, ops.OPTIMIZER, written)

@@ -234,10 +234,8 @@ def _moving_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> fl
         outside = 1 / (1 + (reached.l2_bytes / flying) ** SPILL) if flying else 0.0
         passes = 1 + outside * ((1 if normalises else 2) / 2)
         return operation.bytes * passes / (bandwidth * reached.bandwidth[key])
-    moved = operation.bytes * _through_cache(operation.bytes, reached)
-    return moved / (
-        bandwidth * reached.bandwidth.get(operation.kind, reached.bandwidth[ops.ELEMENTWISE])
-    )  # an empty product
+    share = reached.bandwidth.get(operation.kind, reached.bandwidth[ops.ELEMENTWISE])  # the latter: an empty product
+    return operation.bytes * _through_cache(operation.bytes, reached) / (bandwidth * share)
 
 
 def _through_cache(size_bytes: int, reached: Efficiencies) -> float:
