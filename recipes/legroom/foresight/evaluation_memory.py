@@ -32,8 +32,7 @@ def requests(
     data = training.data
     longest = data_loader.longest(data, data.eval, BATCHES * cfg.eval.batch * data.ranks)
     loader = data_loader.batch_loader(data, longest, training.args, cfg.eval.batch, shuffle=False)
-    largest = data_loader.largest_step(data, training.args)
-    step = next(accelerate_loop.chunks(largest, BATCHES))
+    step = next(accelerate_loop.chunks(data_loader.largest_step(data, training.args), BATCHES))
     trace = OpTrace(fake, loop.bare_model, optimizer)
     with trace:
         figures = loop.step(step)

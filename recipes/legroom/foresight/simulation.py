@@ -232,5 +232,4 @@ def _input_tensors(loader: Any, count: int) -> list[torch.Tensor]:
     """The tensors of `count` micro-batches that are not run: all inputs are on the device before the step begins."""
     if not count:
         return []
-    first = next(iter(loader))
-    return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
+    return [torch.empty_like(tensor) for tensor in next(iter(loader)).values() for _ in range(count)]

@@ -51,18 +51,15 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     """
     fake = FakeDevice(gpu.kernel_rules)
 
-    def compiled() -> None:
-        fake.warnings[AS_WRITTEN] = None
-
-    def disabled_scaler(_: torch.amp.GradScaler) -> None:
-        fake.warnings[DISABLED_SCALER] = None
+    def noted(text: str) -> None:
+        fake.warnings[text] = None
 
     with (
         explained(),
         fake,
         user_code.as_on_a_gpu(fake),
-        torch_private.observed_disabled_scalers(disabled_scaler),
-        torch_private.uncompiled(compiled),
+        torch_private.observed_disabled_scalers(lambda _: noted(DISABLED_SCALER)),
+        torch_private.uncompiled(lambda: noted(AS_WRITTEN)),
     ):
         if make is None:
             model_of(given[0])  # refused before anything is copied

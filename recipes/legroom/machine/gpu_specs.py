@@ -14,8 +14,7 @@ VARIANTS = Path(__file__).with_name("gpu_variants.yaml")
 @functools.cache
 def options() -> dict[str, dict]:
     """Option name -> its figures, without auto."""
-    paths_of = [path for path in sorted(MENU.glob("*.yaml")) if path.stem != "auto"]
-    return {path.stem: yaml_table.read(path) for path in paths_of}
+    return {path.stem: yaml_table.read(path) for path in sorted(MENU.glob("*.yaml")) if path.stem != "auto"}
 
 
 @functools.cache
@@ -32,9 +31,8 @@ def find(device_name: str, memory_bytes: int = 0) -> dict | None:
         return None
     for variant in yaml_table.read(VARIANTS):
         if _named(variant["name"], device_name):
-            return options()[variant["of"]] | {
-                key: value for key, value in variant.items() if key not in ("name", "of")
-            }
+            own = {key: value for key, value in variant.items() if key not in ("name", "of")}
+            return options()[variant["of"]] | own
     same = [figures for figures in options().values() if _named(figures["chip"], device_name)]
     return min(same, key=lambda figures: abs(figures["memory_bytes"] - memory_bytes), default=None)
 

@@ -1,5 +1,6 @@
 """What this machine has, found without importing torch: GPUs, processor, compiler, installed packages."""
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -76,12 +77,10 @@ def compiler() -> str | None:
 
 def cpu_name() -> str:
     """The processor's name, from /proc/cpuinfo where there is one."""
-    try:
+    with contextlib.suppress(OSError):  # not Linux
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass  # not Linux
     return platform.processor() or platform.machine()
 
 

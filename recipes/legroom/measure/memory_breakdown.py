@@ -87,6 +87,5 @@ def take_largest(memory: Memory) -> None:
     for key, value in largest.items():
         if key != "rank":
             setattr(memory, key, value)
-    for key in largest:
-        if key.endswith("_bytes") and isinstance(largest[key], int):
+        if key.endswith("_bytes") and isinstance(value, int):
             memory.all_ranks_bytes[key] = sum(rank[key] or 0 for rank in memory.per_rank)

@@ -56,8 +56,7 @@ def backward_flops(func: Any, args: Any, flops: int) -> int:
 
     A frozen weight has none, and an activation below the first trainable weight has none either.
     """
-    packet = op_packet(func)
-    name = qualified_packet_name(packet)
+    name = qualified_packet_name(op_packet(func))
     if name.startswith(ATTENTION):
         # Two products forward, four backward: for the values, the probabilities, the queries and the keys.
         query, key, value = (tensor.requires_grad for tensor in args[:3])

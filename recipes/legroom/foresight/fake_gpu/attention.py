@@ -96,8 +96,7 @@ def _flash(call: Call) -> bool:
 def _efficient(call: Call) -> bool:
     """can_use_mem_efficient_attention: check_head_dim_size_mem_efficient with minimum_gemm_alignment."""
     query, key, value, _, _, _, capability = call
-    halves = query.dtype in HALVES
-    alignment = 8 if halves and capability >= (7, 0) else 4 if capability >= (8, 0) else 1
+    alignment = 8 if query.dtype in HALVES and capability >= (7, 0) else 4 if capability >= (8, 0) else 1
     supported_dtype = _has_16_bit_type(query, capability) or query.dtype == torch.float32
     same_heads = EFFICIENT_HAS_GQA or query.shape[1] == key.shape[1]
     return (

@@ -107,8 +107,7 @@ class _Policies:
 
     def fp32_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """fp32_set_opt_dtype: the result is fp32, unless the caller passes a dtype."""
-        names = [argument.name for argument in schema(func).arguments]
-        dtype_index = names.index("dtype")
+        dtype_index = [argument.name for argument in schema(func).arguments].index("dtype")
         dtype = kwargs.get("dtype") or (args[dtype_index] if dtype_index < len(args) else None)
         if self._eligible(args[0]) and dtype is None:
             args = args[:dtype_index]

@@ -32,9 +32,7 @@ _OVERWRITES |= {f"new_{name}" for name in ("zeros", "ones", "full")}
 MAX_ELEMENTS = 2**20  # of a tensor whose value is computed
 # Whatever the other operand is, the result is the one that is all zeros, or all ones.
 _DECIDED_BY = {"bitwise_and": 0, "logical_and": 0, "mul": 0, "bitwise_or": 1, "logical_or": 1}
-_OWN_FOLDERS = tuple(
-    str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[1]), str(measure.__file__))
-)
+_OWN_FOLDERS = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parents[1], measure.__file__))
 
 
 def follow(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any) -> None:

@@ -115,9 +115,8 @@ def rank_of(cfg: Config, fake: FakeDevice, rank: int) -> Iterator[None]:
     here = gpu_options.ranks_per_machine(cfg)
     rank_info.export_environment(rank_info.RankInfo(rank, count, rank % here, here))
     backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
-    dist.init_process_group(
-        backend, store=torch_distributed_private.fake_process_group_store(), rank=rank, world_size=count
-    )
+    store = torch_distributed_private.fake_process_group_store()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     try:
         all_reduce_sum = functools.partial(_all_reduce_sum, collectives.all_reduce_sum)
         # FSDP waits on the current stream for weights that it has gathered and did not need, before the first layer

@@ -17,8 +17,7 @@ class OffloadedRank(FlatRank):
 
     def __init__(self, *settings: Any):
         super().__init__(*settings)
-        largest = max(weight.numel() for weight in self.weights)
-        self.from_host = self.weights[0].new_zeros(largest)
+        self.from_host = self.weights[0].new_zeros(max(weight.numel() for weight in self.weights))
         self.to_host = self.from_host.to(HOST, copy=True)
         self.gradients = [torch.zeros_like(group.master) for group in self.groups]
         self.copies = [torch.zeros_like(group.master) for group in self.groups]  # of the weights, for the way back

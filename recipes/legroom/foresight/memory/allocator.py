@@ -45,9 +45,7 @@ class Allocator:
         """A block of at least `size` bytes. Raises OutOfMemory."""
         size = max(ROUND, -(-size // ROUND) * ROUND)
         pool = self.small if size <= SMALL else self.large
-        block = self._best_fit(pool, size)
-        if block is None:
-            block = self._new(pool, size)
+        block = self._best_fit(pool, size) or self._new(pool, size)
         if self._splits(block, size):
             cut(block, size)
         block.taken = True

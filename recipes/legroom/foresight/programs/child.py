@@ -102,8 +102,7 @@ class _Talk:
         if os.getpid() != self.process_id:
             return 0
         try:
-            found = json.dumps(finish())
-            (self.folder / "found.json").write_text(found)
+            (self.folder / "found.json").write_text(json.dumps(finish()))
         except Refusal as error:
             status, more = process.REFUSED, {"error": str(error)}
         for name in ("error", "line"):

@@ -87,11 +87,11 @@ class _Zeros(OrderedDict):
 
 def properties_of(gpu: Gpu) -> SimpleNamespace:
     """torch.cuda.get_device_properties."""
-    major, _, minor = gpu.capability.partition(".")
+    major, minor = gpu.compute_capability
     return SimpleNamespace(
         name=gpu.device_name,
-        major=int(major),
-        minor=int(minor),
+        major=major,
+        minor=minor,
         total_memory=gpu.memory_bytes,
         multi_processor_count=gpu.sm_count,
         max_threads_per_multi_processor=_TABLE["threads_per_sm"].get(gpu.capability, 2048),
@@ -101,15 +101,14 @@ def properties_of(gpu: Gpu) -> SimpleNamespace:
 
 def _answers(gpu: Gpu, meter: Meter, count: int) -> dict[str, Any]:
     """Name in torch.cuda -> its replacement."""
-    major, _, minor = gpu.capability.partition(".")
-    modern = int(major) >= 8
+    modern = gpu.compute_capability >= (8, 0)
     constants = {
         "device_count": count,
         "get_device_name": gpu.device_name,
-        "get_device_capability": (int(major), int(minor)),
+        "get_device_capability": gpu.compute_capability,
         "get_device_properties": properties_of(gpu),
         "is_tf32_supported": modern,
-        "get_arch_list": [f"sm_{major}{minor}"],
+        "get_arch_list": [f"sm_{gpu.capability.replace('.', '')}"],
         "cudart": _Runtime(),
     }
     found: dict[str, Any] = {name: _answer(value) for name, value in (_TABLE["answers"] | constants).items()}

@@ -71,10 +71,8 @@ class PlayedDevice(FakeDevice):
         """Whether a factory makes a large floating-point tensor on the host."""
         device = kwargs.get("device")
         like = tensors[0] if tensors else None
-        if device is None:
-            if like is not None and not like.is_cpu:
-                return False
-        elif torch.device(device).type != "cpu":
+        on_host = torch.device(device).type == "cpu" if device is not None else like is None or like.is_cpu
+        if not on_host:
             return False
         dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
         if not dtype.is_floating_point:

@@ -45,10 +45,8 @@ def rank_0_of(ranks: int, fake: FakeDevice) -> Iterator[None]:
         "new_group": grouped,
         "all_gather_object": gathered,
         "gather_object": gathered_at,
-        "broadcast_object_list": _nothing,
-        "barrier": _nothing,
-        "monitored_barrier": _nothing,
     }
+    names |= dict.fromkeys(("broadcast_object_list", "barrier", "monitored_barrier"), lambda *_, **__: None)
     with (
         patched(dist, is_nccl_available=lambda: True, **names),
         patched(distributed_c10d, is_nccl_available=lambda: True, **names),
@@ -68,7 +66,3 @@ def _refuse_fsdp1(*_: Any, **__: Any) -> None:
         "FullyShardedDataParallel (FSDP 1) is not followed; torch.distributed.fsdp.fully_shard is, and Accelerate's "
         "fsdp_version: 2."
     )
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass

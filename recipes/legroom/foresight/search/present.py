@@ -171,8 +171,7 @@ class Searched:
     @property
     def label(self) -> str:
         """`4 x l4_24gb`."""
-        count, name = self.search.base.parallelism.world_size, self.search.base.gpu.name
-        return f"{count} x {name}" if count > 1 else str(name)
+        return Place(str(self.search.base.gpu.name), self.search.base.parallelism.world_size).label
 
     @property
     def cost(self) -> float | None:

@@ -178,8 +178,7 @@ def read_places(overrides: list[str], options: Options) -> tuple[list[Place], li
             )
         else:
             others.append(text)
-    counts = options.counts or (options.gpus,)
-    places = [Place(name, count) for count in counts for name in names]
+    places = [Place(name, count) for count in options.counts or (options.gpus,) for name in names]
     problems += [
         f"fit.prices: {name} is not among the GPUs of the search. Type gpu={name}, or several: gpu={name},a100_80gb."
         for name in options.prices
