@@ -6,17 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.backend_registration import (
-    _DummyBackendModule,
-    _DummyDeviceGuard,
-    _setup_privateuseone_for_python_backend,
-)
+from torch.utils import backend_registration
 
 from legroom.third_party.patching import patched
 
 # What torch.utils.backend_registration asks of the module and of the device guard of such a backend.
-BackendModule = _DummyBackendModule
-DeviceGuard = _DummyDeviceGuard
+BackendModule = backend_registration._DummyBackendModule
+DeviceGuard = backend_registration._DummyDeviceGuard
 
 
 def register_backend(name: str, module: Any, guard: Any) -> None:
@@ -24,7 +20,8 @@ def register_backend(name: str, module: Any, guard: Any) -> None:
 
     torch's public `rename_privateuse1_backend` needs a device guard written in C++; this one accepts Python's.
     """
-    _setup_privateuseone_for_python_backend(name, backend_module=module, device_guard=guard)
+    register = backend_registration._setup_privateuseone_for_python_backend
+    register(name, backend_module=module, device_guard=guard)
 
 
 # DeviceType.PrivateUse1, which a device guard returns from `type_`.

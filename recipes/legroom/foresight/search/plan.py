@@ -6,20 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from legroom.config import Config
+from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
-from legroom.foresight.search.space import (
-    BATCH,
-    DIMENSIONS,
-    MODES,
-    SearchSpace,
-    batches,
-    by_reason,
-    compose_estimate,
-    exclude,
-    mode_overrides,
-    now,
-    typed_value,
-)
+from legroom.foresight.search.space import BATCH, DIMENSIONS, MODES, SearchSpace
 from legroom.levers.parallelism import rules as parallelism
 from legroom.machine import host
 from legroom.options import menus
@@ -61,7 +50,7 @@ def _read(overrides: list[str], options: Options) -> _Request:
     gpus = options.gpus or 1
     if keeps_mode and options.gpus and "parallelism.num_processes" not in given:
         overrides = [*overrides, f"parallelism.num_processes={options.gpus}"]
-    mode = mode_overrides(MODES[0], gpus) if not keeps_mode and gpus > 1 else []
+    mode = space.mode_overrides(MODES[0], gpus) if not keeps_mode and gpus > 1 else []
     smallest = [f"{BATCH}=1"] if BATCH not in fixed and "batch.effective" in given else []
     return _Request(overrides, options, given, pinned, keeps_mode, mode, smallest)
 
@@ -73,7 +62,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
     if "accumulation=auto" in overrides:
         return None, ["fit chooses the batch itself: leave accumulation=auto out."]
     request = _read(overrides, options)
-    cfg, _, problems = compose_estimate(*request.overrides, *request.mode, *request.smallest)
+    cfg, _, problems = space.compose_estimate(*request.overrides, *request.mode, *request.smallest)
     if cfg is not None and request.smallest and cfg.batch.effective:
         replicas = parallelism.replicas(cfg)
         if cfg.batch.effective % replicas:
@@ -91,35 +80,35 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
     search.left_out += [f"{text}: of one run; type it with the command that you choose." for text in of_one_run]
     for lever in DIMENSIONS:
         _add_lever(search, lever, request, share)
-    exclude(search)
+    space.exclude(search)
     return search, []
 
 
 def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -> None:
     """Enter a lever into the search space, as pinned or with the values to try. share: the largest batch."""
     if lever == "parallelism" and not request.mode:
-        if request.keeps_mode or now(search.base, lever) != "single":
+        if request.keeps_mode or space.now(search.base, lever) != "single":
             typed = " ".join(override for override in request.overrides if override.startswith(lever))
-            search.pinned[lever] = typed or f"{lever}={now(search.base, lever)}"
+            search.pinned[lever] = typed or f"{lever}={space.now(search.base, lever)}"
     elif lever in request.pinned:
         search.pinned[lever] = request.pinned[lever]
     elif lever in request.options.keep:
-        value = now(search.base, lever) if DIMENSIONS[lever].has_effect is None else None
-        search.pinned[lever] = f"{lever}={typed_value(value)}"
+        value = space.now(search.base, lever) if DIMENSIONS[lever].has_effect is None else None
+        search.pinned[lever] = f"{lever}={space.typed_value(value)}"
     elif DIMENSIONS[lever].has_effect is not None:
         search.values[lever] = list(DIMENSIONS[lever].values or ())
     elif lever == BATCH:
-        search.values[lever] = batches(share)
+        search.values[lever] = space.batches(share)
         if "batch.effective" not in request.given:
             search.overrides = [*request.overrides, f"batch.effective={search.effective}"]
     else:
-        values, value = _values(search, lever, request), now(search.base, lever)
+        values, value = _values(search, lever, request), space.now(search.base, lever)
         # An option of a menu may lack the key, and so has the first value.
         allowed = _allowed(search, lever, values[1:] if value is None else values, request, share)
         if allowed:
             search.values[lever] = allowed
         elif value is not None:
-            search.pinned[lever] = f"{lever}={typed_value(value)}"
+            search.pinned[lever] = f"{lever}={space.typed_value(value)}"
         if value is not None and DIMENSIONS[lever].changes_numbers and lever not in request.options.allow:
             search.not_allowed.append(lever)
 
@@ -139,7 +128,7 @@ def _tried_with(lever: str, request: _Request, share: int) -> list[list[str]]:
         return [[*request.overrides, *request.smallest]]
     if not DIMENSIONS[lever].refuses_others:
         return [[*request.overrides, *request.mode, *request.smallest]]
-    modes = [mode_overrides(mode, request.options.gpus or 1) for mode in MODES] if request.mode else [[]]
+    modes = [space.mode_overrides(mode, request.options.gpus or 1) for mode in MODES] if request.mode else [[]]
     largest = [f"{BATCH}={share}"] if request.smallest else []
     return [[*request.overrides, *mode, *largest] for mode in modes]
 
@@ -155,7 +144,7 @@ def _allowed(search: SearchSpace, lever: str, values: Sequence[Any], request: _R
             continue
         cfg, problems = None, list[str]()
         for overrides in _tried_with(lever, request, share):
-            cfg, _, problems = compose_estimate(*overrides, *search.lever_overrides(lever, value))
+            cfg, _, problems = space.compose_estimate(*overrides, *search.lever_overrides(lever, value))
             if not problems:
                 break
         why = dimension.not_tried(cfg) if cfg is not None and dimension.not_tried is not None else None
@@ -165,7 +154,7 @@ def _allowed(search: SearchSpace, lever: str, values: Sequence[Any], request: _R
         allowed.append(value)
         if "." not in lever:
             search.sections[lever, value] = getattr(cfg, lever)
-    search.left_out += by_reason(lever, refused)
+    search.left_out += space.by_reason(lever, refused)
     return allowed
 
 

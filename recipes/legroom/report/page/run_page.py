@@ -1,5 +1,6 @@
 """The page of one run or estimate: `page.html` beside its record."""
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -116,12 +117,10 @@ def steps(folder: Path) -> dict[str, Any]:
         return found
     rows = []
     for line in content.splitlines():
-        try:
+        with contextlib.suppress(ValueError):  # the run was killed while it wrote the line
             row = regular_file.decode_json(line)
-        except ValueError:  # the run was killed while it wrote the line
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
     trained = [row for row in rows if "loss" in row]
     every = max(1, math.ceil(len(trained) / MOST_STEPS))
     for row in trained[::every]:
