@@ -24,7 +24,8 @@ from legroom.third_party import torch_distributed_private, torch_private
 FUSIBLE = (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY)  # torch.compile makes few kernels of them
 OPTIMIZER_PHASE = "step"
 AWAITED_COLLECTIVES = ("alltoall", "all_to_all")  # part of the name: whose results the next operation needs
-MOVING_COLLECTIVES = ("gather", "scatter", "broadcast", "reduce", "recv", *AWAITED_COLLECTIVES)  # allreduce, too
+# Part of the name, as reduce is of all_reduce: those that move data.
+MOVING_COLLECTIVES = ("gather", "scatter", "broadcast", "reduce", "recv", *AWAITED_COLLECTIVES)
 
 
 @dataclass(frozen=True)
