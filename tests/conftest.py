@@ -359,6 +359,7 @@ def predicted(tmp_path):
 
         cfg, outcome, problems = compose("recipe=estimate", *overrides)
         assert not problems, problems
+        cfg = host.configuration(outcome.config)  # as a worker has it: a record holds no facts
         seen = simulation.simulate_step(cfg, str(tmp_path), prediction.allocator_bytes(cfg), cfg.estimate.explain, True)
         prediction.fill(cfg, outcome, seen)
         return outcome

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from conftest import compose, small
+from conftest import CONF, ROOT, compose, small
 
 from legroom import units
 from legroom.cli import brief, console, exit_codes
 from legroom.foresight import advice, estimate
-from legroom.foresight.fake_gpu import op_trace
+from legroom.foresight.fake_gpu import library_patches, op_trace
 from legroom.machine import host
 from legroom.records import record_file
 from legroom.units import MIB
@@ -108,6 +110,42 @@ def test_paged_states_lie_outside_the_allocator(predicted):
     assert paged.memory.optimizer_bytes == plain.memory.optimizer_bytes
     assert paged.memory.peak_allocated_bytes < plain.memory.peak_allocated_bytes - 200 * MIB
     assert paged.memory.device_used_bytes > paged.memory.peak_reserved_bytes + paged.memory.context_bytes
+
+
+def test_a_worker_has_every_key_and_knows_without_facts_what_is_of_bitsandbytes():
+    """Asked as a worker asks, whose configuration comes from its record, also for what is recorded if it is set."""
+    sets = [
+        "data.task=masked_lm data.mask_share=0.3",
+        "data.documents=line",
+        "eval.generate=3",
+        "optim=ademamix8bit optim.args.alpha=4",
+    ]
+    options = [f"optim={path.stem}" for path in (CONF / "optim").glob("*.yaml")]
+    for line in [*sets, *options]:
+        cfg, kept, _ = compose("recipe=estimate", "gpu=a100_80gb", "model=gpt2_tiny", *line.split())
+        there = host.configuration(kept.config)
+        assert there == cfg, line
+        of_bitsandbytes = library_patches.OF_BITSANDBYTES.search(there.optim.transformers_name or "")
+        assert of_bitsandbytes or cfg.optim.facts.package != "bitsandbytes", line
+
+
+@pytest.mark.parametrize(
+    "option", ["paged_adam8bit", "paged_adamw", "paged_lion8bit", "adam8bit", "ademamix8bit", "lion"]
+)
+def test_optimizers_of_bitsandbytes_are_estimated_by_a_worker(predicted, option):
+    """Large weights alone are paged."""
+    sizes = ["model.layers=1", "model.width=512", "data.seq_len=16", "data.samples=4", "batch.per_device=1"]
+    memory = predicted("gpu=a100_80gb", "model=gpt2_tiny", *sizes, f"optim={option}").memory
+    outside = memory.device_used_bytes - memory.peak_reserved_bytes - memory.context_bytes
+    assert memory.optimizer_bytes > memory.parameter_count and (outside > 0) == option.startswith("paged")
+
+
+def test_facts_of_an_option_are_read_where_there_are_any():
+    """A configuration that comes from a record has none: what runs in a worker asks for a key."""
+    package = ROOT / "recipes" / "legroom"
+    read = [path for path in package.rglob("*.py") if re.search(r"cfg\.\w+\.facts", path.read_text())]
+    names = {str(path.relative_to(package)) for path in read}
+    assert all(name.startswith("options/") or (name.startswith("levers/") and "rules" in name) for name in names), names
 
 
 def test_micro_batches_beyond_the_second_change_nothing_but_their_inputs(predicted):

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import math
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,9 @@ from legroom.third_party import (
     transformers_trainer_private,
 )
 from legroom.third_party.patching import patched
+
+# transformers' names of what bitsandbytes has: a worker's configuration comes from a record, which holds no facts.
+OF_BITSANDBYTES = re.compile("8bit|bnb|paged|lion|ademamix")
 
 
 def arguments_for(cfg: Config, folder: str, device: torch.device) -> TrainingArguments:
@@ -73,14 +77,15 @@ def libraries_on(fake: FakeDevice, cfg: Config | None = None) -> Iterator[None]:
     package of a flash attention need not be installed. cfg: None for a script, of which no configuration
     tells what it uses: then attention is that of the packages that are installed."""
     with contextlib.ExitStack() as patches:
-        may_be_used = cfg is None or cfg.optim.facts.package == "bitsandbytes"  # its import takes long
+        # The import of bitsandbytes takes long.
+        may_be_used = cfg is None or OF_BITSANDBYTES.search(cfg.optim.transformers_name or "") is not None
         eight_bit = may_be_used and fake.capability is not None and host.has("bitsandbytes")
         if eight_bit or (cfg is not None and cfg.adapter.bits):
             from legroom.third_party import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
             if eight_bit:
-                patches.enter_context(bitsandbytes_private.replaced_paged_memory(_paged_state))
+                patches.enter_context(bitsandbytes_private.replaced_paged_memory(paged_state))
         if cfg is not None and cfg.model.attention in FLASH:
             kernels = transformers_models_private.replaced_attention(cfg.model.attention, attention.of_package)
             patches.enter_context(kernels)
@@ -90,7 +95,7 @@ def libraries_on(fake: FakeDevice, cfg: Config | None = None) -> Iterator[None]:
         yield
 
 
-def _paged_state(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+def paged_state(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
     """A paged optimizer state: managed memory that the driver moves between host and GPU, outside torch's allocator."""
     stride = torch.empty(shape, device="meta").stride()
     made = fake_storages.empty(shape, stride, dtype, math.prod(shape) * dtype.itemsize, torch.device("cpu"))
