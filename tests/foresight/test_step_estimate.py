@@ -520,6 +520,24 @@ def test_a_tensor_that_was_left_on_the_host_is_an_error_as_on_a_gpu():
     assert made(lambda model, _, batch: (2.0 * model(batch[positions])).mean().backward()).fits
 
 
+@pytest.mark.parametrize("kind, states", [("AdamW8bit", 2), ("PagedAdamW8bit", 2), ("PagedLion32bit", 4)])
+def test_optimizers_of_bitsandbytes_are_built_and_paged_on_the_fake_gpu(kind, states):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def make():
+        module = torch.nn.Linear(1024, 1024, bias=False)
+        return module, getattr(bitsandbytes.optim, kind)(module.parameters()), torch.ones(4, 1024)
+
+    def step(module, optimizer, rows):
+        module(rows).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = estimate_step(step, make=make, gpu="rtx4090_24gb")
+    assert found.parts["optimizer"] == pytest.approx(states * 1024**2, rel=0.02)
+    assert any("paged optimizer states" in note for note in found.notes) == kind.startswith("Paged")
+
+
 def test_lbfgs_is_refused_for_it_decides_by_values():
     def step(model, optimizer, batch):
         def closure():

@@ -193,7 +193,7 @@ def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes
         device_seconds=speed.device_seconds,
         host_seconds=speed.host_seconds,
         model_flops=trace.ledger.model_flops,
-        notes=(*_notes(gpu, judged.verdict, nccl_bytes), *seen.warnings, *speed.notes),
+        notes=(*_notes(gpu, judged.verdict, nccl_bytes, trace.paged_bytes), *seen.warnings, *speed.notes),
         _trace=trace,
     )
 
@@ -265,7 +265,7 @@ def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:
     return tuple(points[trace.log.step_start :])
 
 
-def _notes(gpu: Gpu, verdict: str | None, nccl_bytes: int) -> list[str]:
+def _notes(gpu: Gpu, verdict: str | None, nccl_bytes: int, paged_bytes: int) -> list[str]:
     from legroom.foresight import prediction
 
     lines = []
@@ -274,6 +274,9 @@ def _notes(gpu: Gpu, verdict: str | None, nccl_bytes: int) -> list[str]:
     context_bytes, is_measured = prediction.context(gpu)
     if not is_measured:
         lines.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
+    if paged_bytes:  # they fill what is free, and the rest of them stays on the host
+        paged = units.size(paged_bytes)
+        lines.append(f"paged optimizer states ({paged}) are not in the device's memory, nor is paging in the time.")
     if nccl_bytes:
         lines.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
     return lines

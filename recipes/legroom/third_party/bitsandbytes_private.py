@@ -54,13 +54,15 @@ def step_of_one_weight(optimizer: Any) -> Callable[[torch.Tensor], None]:
 
 
 def own_code_tables() -> contextlib.AbstractContextManager[None]:
-    """Inside, the table of 8-bit codes that bitsandbytes keeps for the process is another one.
+    """Inside, the table of 8-bit codes that bitsandbytes keeps for the process is another one, and those that an
+    optimizer makes have been made already.
 
-    It moves that table to the first device that asks for it, which would be a device without memory.
+    It moves that table to the first device that asks for it, which would be a device without memory. An optimizer that
+    is built there would read the numbers of a table that it makes.
     """
     with torch.device("cpu"):  # it reads the numbers that it makes
-        codes = functional.create_dynamic_map()
-    return patched(functional, name2qmap={"dynamic": codes})
+        codes = {signed: functional.create_dynamic_map(signed) for signed in (True, False)}
+    return patched(functional, name2qmap={"dynamic": codes[True]}, create_dynamic_map=lambda signed=True: codes[signed])
 
 
 def replaced_paged_memory(get_paged: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

@@ -9,9 +9,10 @@ import safetensors.torch
 import torch
 from played_scripts import GPU, play
 
-from legroom.foresight.programs import check, command, process, saved
+from legroom.foresight.programs import check, command, isolation, played_code, process, saved
 from legroom.foresight.step_estimate import gpu_of
 from legroom.third_party.patching import patched
+from legroom.units import MIB
 
 MODEL = """
 import copy, io, os, pickle, torch, torch.nn as nn
@@ -130,6 +131,39 @@ while True:
     accelerator.save_state("all")
     accelerator.load_state("all")
 """
+
+
+PAGED = """
+import bitsandbytes, torch
+model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+optimizer = bitsandbytes.optim.{kind}(model.parameters(), lr=1e-4)
+while True:
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("kind, states", [("PagedAdamW8bit", 2), ("PagedAdamW", 8), ("PagedLion32bit", 4)])
+def test_paged_states_are_counted_beside_the_memory(tmp_path, kind, states):
+    """A check puts these in the place of bitsandbytes' own as the script imports them."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    kept = {name: getattr(functional, name) for name in ("get_paged", "fill", "prefetch_tensor")}
+    with patched(functional, **kept):
+        isolation._AfterImport(print).change(functional)
+        found = play(tmp_path, PAGED.format(kind=kind))
+    assert found.parts["optimizer"] == pytest.approx(states * 1024**2, rel=0.02)
+    assert found.allocated_bytes < 2 * 4 * 1024**2 + 17 * MIB, "a weight, its gradient and two workspaces"
+    assert any("paged optimizer states" in note for note in found.notes)
+
+
+def test_a_real_run_pages_its_states_itself():
+    def real(*given, **named):
+        return given, named
+
+    assert played_code.paged(real, print, 2, 3, dtype=torch.uint8) == ((2, 3), {"dtype": torch.uint8})
+    state = torch.ones(2)
+    assert played_code.not_paged(real, print, state, 0) == ((state, 0), {})
 
 
 def test_what_libraries_save_is_found_again_and_nothing_is_left(tmp_path, monkeypatch):

@@ -11,7 +11,8 @@ import numpy
 import torch
 
 from legroom.errors import Refusal
-from legroom.foresight.fake_gpu import fake_storages, known_values
+from legroom.foresight import step_estimate
+from legroom.foresight.fake_gpu import fake_storages, known_values, library_patches
 from legroom.foresight.fake_gpu.device import CPU, FakeDevice
 from legroom.foresight.fake_gpu.unknown_numbers import UnknownFloat, UnknownInt
 from legroom.foresight.fake_gpu.user_code import UserCode
@@ -140,6 +141,16 @@ class PlayedCode(UserCode):
 def contains(real: Any, _: Any, space: Any, action: Any) -> bool:
     """gymnasium's Discrete.contains: an action that nobody computed is one of the space's, and no decision."""
     return real(space, int(action) if isinstance(action, UnknownInt) else action)
+
+
+def paged(real: Any, _: Any, *shape: int, **settings: Any) -> torch.Tensor:
+    """bitsandbytes' get_paged, which asks CUDA itself: that of a real run alone."""
+    return (library_patches.paged_state if step_estimate.FOLLOWED else real)(*shape, **settings)
+
+
+def not_paged(real: Any, _: Any, state: torch.Tensor, *args: Any, **settings: Any) -> None:
+    """bitsandbytes' fill and prefetch_tensor, which do nothing to states without values."""
+    return None if fake_storages.is_fake(state) else real(state, *args, **settings)
 
 
 class UnknownArray(numpy.ndarray):
