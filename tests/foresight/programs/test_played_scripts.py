@@ -262,6 +262,29 @@ def test_a_quantised_checkpoint_without_weights(tmp_path):
     assert any("no weights" in note for note in found.notes)
 
 
+VALIDATES = """
+def validate():
+    model.eval()
+    with torch.no_grad():
+        for _ in range(9):
+            model(torch.randn(64, 256, device="cuda"))
+    model.train()
+"""
+
+
+def test_an_evaluation_after_the_first_step_is_in_the_memory_and_not_in_the_time(tmp_path):
+    """That of a script which evaluates before its first step, too, may be in every step."""
+    plain = play(tmp_path, loop())
+    text = loop(after="if step == 0: validate()").replace("for step", VALIDATES + "for step")
+    found, always = play(tmp_path, text), play(tmp_path, text.replace("for step", "validate()\nfor step"))
+    assert found.step_seconds == pytest.approx(plain.step_seconds, rel=0.05) and found.model_flops == plain.model_flops
+    assert any(
+        f"script.py:{n}: an evaluation after" in note and "not in" in note for note in found.notes for n in (10, 11)
+    )
+    assert always.step_seconds > 1.5 * plain.step_seconds and any("step is in its" in note for note in always.notes)
+    assert not any("evaluation after" in note for note in plain.notes)
+
+
 DDP = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
 SHARDED = "; from torch.distributed.fsdp import fully_shard; fully_shard(model)"
 REPLICATED = "; model = nn.parallel.DistributedDataParallel(model, device_ids=[0])"

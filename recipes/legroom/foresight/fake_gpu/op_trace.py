@@ -74,6 +74,7 @@ class OpTrace:
         # Of the latest operation: freed as the next one begins at the earliest.
         self._arguments: list[torch.Tensor] = []
         self._contexts = contextlib.ExitStack()
+        self.aside = False  # the forward pass is an evaluation's, which is no part of every step: its time is left out
 
     # --- during the step ---
 
@@ -82,8 +83,12 @@ class OpTrace:
         self.ledger.before(func, tensors)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
+        flops = self.ledger.model_flops
         self.ledger.after(func, args, kwargs, result, signature)
         phase = self.log.phase.latest
+        if self.aside and phase == "forward":
+            self.ledger.model_flops = flops
+            return
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
         # Gradients are recorded inside the backward pass where checkpointing runs the forward pass again, in Python.
         caller = "forward" if phase == "backward" and torch.is_grad_enabled() else phase

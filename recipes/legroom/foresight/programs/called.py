@@ -13,9 +13,9 @@ from legroom.foresight import user_step
 
 
 class CalledModules:
-    """Notes the modules that a script calls itself, not those inside of them. begins: called before each such call."""
+    """Notes the modules that a script calls itself, not those inside of them. begins: called with each before it is."""
 
-    def __init__(self, begins: Callable[[], None]):
+    def __init__(self, begins: Callable[[nn.Module], None]):
         self.begins = begins
         self._roots: dict[int, weakref.ref[nn.Module]] = {}
         self._depth = 0
@@ -31,7 +31,7 @@ class CalledModules:
     def _enter(self, module: nn.Module, _: Any) -> None:
         if not self._depth:
             self._roots[id(module)] = weakref.ref(module)
-            self.begins()
+            self.begins(module)
         self._depth += 1
 
     def _leave(self, *_: Any) -> None:

@@ -5,13 +5,14 @@ step's end to the next is what every later step is like, and is replayed as such
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from legroom.foresight import user_step
+from legroom.foresight import places, user_step
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.programs import generated, played_processes, weights
 from legroom.foresight.programs.called import CalledModules
@@ -27,15 +28,13 @@ class ProgramTrace:
     def __init__(self, fake: PlayedDevice):
         self.fake = fake
         self.trace = OpTrace(fake, nn.ModuleList(), user_step.optimizer_of(None))
-        self.called = CalledModules(self.trace.log.phase.begin_forward)
+        self.called = CalledModules(self._begins)
+        self._evaluates_first = False  # it evaluates before its first step: then it may do so in every one
 
     @contextlib.contextmanager
     def following(self, watch: Watch, decisions: Decisions, ranks: int, ended: Callable[[Any], None]) -> Iterator[None]:
         """Inside, a script is followed until `watch` stops it. ended: is called with the optimizers after its last
         step, when the trace has its end."""
-
-        def noted(text: str) -> None:
-            self.fake.warnings[text] = None
 
         def stepped(number: int, optimizers: list) -> None:
             self._step_is_over(optimizers)
@@ -45,14 +44,14 @@ class ProgramTrace:
                 self.trace.__enter__()
 
         watch.on_step.append(stepped)
-        compiled = torch_private.uncompiled(lambda: noted(user_step.AS_WRITTEN))
-        starts = played_processes.first_followed(ranks, noted)
+        compiled = torch_private.uncompiled(lambda: self._note(user_step.AS_WRITTEN))
+        starts = played_processes.first_followed(ranks, self._note)
         try:
             with (
                 user_step.explained(),
                 self.fake,
                 starts,
-                weights.by_shape(noted),
+                weights.by_shape(self._note),
                 torch_private.truncated_at_once(),
                 generated.to_the_end(decisions),
                 compiled,
@@ -61,6 +60,20 @@ class ProgramTrace:
                 yield
         finally:
             self.called.remove()
+
+    def _note(self, text: str) -> None:
+        self.fake.warnings[text] = None
+
+    def _begins(self, module: nn.Module) -> None:
+        """A forward pass begins. One from which trained weights learn nothing is an evaluation's."""
+        trace, learns = self.trace, module.training or torch.is_grad_enabled()
+        evaluates = not learns and any(weight.requires_grad for weight in module.parameters())
+        self._evaluates_first |= evaluates and trace.origins is None
+        trace.aside = evaluates and not self._evaluates_first
+        if evaluates and trace.origins is not None:
+            line = places.own_line(inspect.currentframe())
+            self._note(f"{line}: an evaluation after the first step is {'not ' * trace.aside}in its time.")
+        trace.log.phase.begin_forward()
 
     def _step_is_over(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """From here on is the next, of a model that is known."""
