@@ -118,7 +118,7 @@ def test_a_timeline_begins_with_the_last_step_and_notes_name_what_is_assumed(mon
     found = {}
     for verdict, measured, nccl in ((FITS, True, 0), (TIGHT, True, 0), (FITS, False, 0), (FITS, True, GIB)):
         monkeypatch.setattr(prediction, "context", lambda _, measured=measured: (GIB, measured))
-        found[verdict, measured, nccl] = [line.split(" ")[0] for line in step_estimate._notes(gpu, verdict, nccl)]
+        found[verdict, measured, nccl] = [line.split(" ")[0] for line in step_estimate._notes(gpu, verdict, nccl, 0)]
     assert list(found.values()) == [[], ["tight:"], ["the"], ["NCCL's"]]
 
 

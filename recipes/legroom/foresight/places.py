@@ -5,6 +5,7 @@ import inspect
 import sys
 import sysconfig
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 
@@ -21,10 +22,11 @@ def is_own(file: str) -> bool:
     return file == main or not (file.startswith((*LIBRARIES, "<")) or PACKAGES.intersection(Path(file).parts))
 
 
-def reading_line() -> str:
-    """file:line where the script's own code asks this package for something; '' where a library does."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(str(_FOLDERS[-1])):
+def reading_line(through: Collection[str] = ()) -> str:
+    """file:line where the script's own code asks this package for something; '' where a library does. through: modules
+    that it may ask by."""
+    frame, passed = inspect.currentframe(), {"legroom", *through}
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in passed:
         frame = frame.f_back
     return own_line(frame) if frame is not None and is_own(frame.f_code.co_filename) else ""
 

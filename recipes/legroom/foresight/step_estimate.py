@@ -275,8 +275,7 @@ def _notes(gpu: Gpu, verdict: str | None, nccl_bytes: int, paged_bytes: int) -> 
     if not is_measured:
         lines.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
     if paged_bytes:  # they fill what is free, and the rest of them stays on the host
-        paged = units.size(paged_bytes)
-        lines.append(f"paged optimizer states ({paged}) are not in the device's memory, nor is paging in the time.")
+        lines.append(f"paged optimizer states ({units.size(paged_bytes)}) are outside the memory, and paging the time.")
     if nccl_bytes:
         lines.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
     return lines

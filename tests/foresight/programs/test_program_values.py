@@ -308,6 +308,7 @@ def test_why_there_is_no_verdict(data_regression):
         ):
             outcome = process.Outcome(status, error=error, line=line, reached=reached, exit_code=code, steps=1)
             found[f"{status} {error} {line} {reached} {code}"] = check.why_not(PROGRAM, outcome)
+    found["no step"] = check.why_not(PROGRAM, process.Outcome(process.ENDED, steps=0))
     data_regression.check(known(found))
 
 
@@ -557,7 +558,7 @@ def test_a_scaler_that_leaves_out_many_steps_is_refused():
 
 def test_modules_that_are_called_inside_others_are_none_of_the_scripts():
     begun: list[int] = []
-    watched = called.CalledModules(lambda: begun.append(1))
+    watched = called.CalledModules(lambda _: begun.append(1))
     try:
         inner = torch.nn.Linear(1, 1)
         outer = torch.nn.Sequential(inner, torch.nn.ReLU())

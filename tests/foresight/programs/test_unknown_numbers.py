@@ -167,3 +167,9 @@ def test_an_action_that_nobody_computed_is_one_of_the_space():
     assert played_code.contains(real, None, 2, UnknownInt(1, lambda: False)) and not played_code.contains(
         real, None, 2, 3
     )
+
+
+def test_a_number_that_json_writes_names_the_scripts_line_once(tmp_path):
+    writes = "import io, json\njson.dump(dict(loss=model(x).mean().item()), io.StringIO())"
+    notes = [note for note in play(tmp_path, EVALUATES.format(read=writes)).notes if "nobody computed" in note]
+    assert len(notes) == 1 and "script.py:8 decides" in notes[0]

@@ -156,6 +156,8 @@ def why_not(program: Program, outcome: process.Outcome) -> str:
         ended = f"the script ended{{}} after {outcome.steps} optimizer steps, and {STEPS} are needed"
         if outcome.exit_code:  # it has said why: a wrong argument, mostly
             return f"{ended.format(f' by itself, with exit code {outcome.exit_code},')}."
+        if outcome.steps:
+            return f"{ended.format('')}: let it train longer (more steps, or more rows)."
         return f"{ended.format('')}: {Path(program.target).name} must train with a torch.optim.Optimizer."
     reached = f" It was at {outcome.reached or outcome.line}." if outcome.reached or outcome.line else ""
     return f"{outcome.error or outcome.status}{reached}"

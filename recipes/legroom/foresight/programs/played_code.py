@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,7 @@ _SIZED = re.compile(
 
 def here() -> str:
     """file:line of the script, or of the library, that runs now."""
-    return reading_line() or known_values.reader()
+    return reading_line(sys.stdlib_module_names) or known_values.reader()  # json asks for a script
 
 
 class Decisions:
