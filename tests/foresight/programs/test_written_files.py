@@ -1,8 +1,16 @@
 """What a script writes is there for the script, and nowhere when it has ended."""
 
+import functools
+import platform
+import subprocess
+import sys
+
 import pytest
 
+from legroom import Refusal
+from legroom.foresight import step_estimate
 from legroom.foresight.programs import command, process
+from legroom.foresight.programs.written_files import WrittenFiles
 
 WRITES = """
 import glob, os, pathlib, shutil, tempfile
@@ -100,3 +108,27 @@ def test_nothing_outside_is_touched(text, tmp_path, monkeypatch):
     assert found == files and (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
     assert any("removed afterwards" in note for note in done.notes) == (text is not PAST_OURS)
     assert (text is LIBRARIES) == any("create_repo" in note for note in done.notes)
+
+
+def test_programs_that_a_script_starts_are_named_and_not_those_of_libraries(tmp_path, monkeypatch):
+    """A frame of the standard library stands for that of a library: it asks the machine for something."""
+    said = []
+    files = WrittenFiles(tmp_path, (), said.append)
+    asked = functools.partial(files.audit, "subprocess.Popen", ("uname", ["uname", "-p"], None, None))
+    exec(compile("asked()", platform.__file__, "exec"), {"asked": asked, "__name__": "platform"})
+    for command_line in ("", "A=1", "git add -A", b"git add -A"):
+        files.audit("os.system", (command_line,))
+    exec(compile("asked()", subprocess.__file__, "exec"), {"asked": asked, "__name__": "subprocess"})
+    assert [note.partition(" starts ")[2].partition(",")[0] for note in said] == ["git", "git", "uname"]
+    assert all(note.startswith(f"{__file__}:") for note in said)
+
+
+def test_nvidia_smi_is_refused_where_a_script_asks_for_it_and_a_gpu_is_played(tmp_path, monkeypatch):
+    files = WrittenFiles(tmp_path, (), lambda _: None)
+    asked = ("subprocess.Popen", (None, ["/usr/bin/nvidia-smi", "--query-gpu=memory.total"], None, None))
+    files.audit(*asked)  # a real run has a real card
+    monkeypatch.setattr(step_estimate, "FOLLOWED", True)
+    with pytest.raises(Refusal, match="mem_get_info"):
+        files.audit(*asked)
+    library = {"ask": functools.partial(files.audit, *asked), "__name__": "pynvml"}
+    exec(compile("ask()", f"{sys.prefix}/lib/site-packages/pynvml.py", "exec"), library)

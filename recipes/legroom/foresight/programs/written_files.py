@@ -1,7 +1,8 @@
 """Files that a script writes: they land in a folder that is removed, and the script finds them where it put them.
 
 Held is what Python's own functions open, make, move and remove, and an audit hook refuses what goes past these. What
-libraries in C or Rust write by themselves, and what other programs do that the script starts, is not held.
+libraries in C or Rust write by themselves, and what other programs do that the script starts, is not held: a note
+names the latter.
 """
 
 import builtins
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import Refusal
+from legroom.foresight import places, step_estimate
 from legroom.third_party.patching import patched
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -210,6 +212,11 @@ class WrittenFiles:
                 raise Refusal(
                     f"the script leaves the training to another command. Ask for that one: {shlex.join(typed)}"
                 )
+            name, line = os.path.basename(typed[0]) if typed else "", places.reading_line(("subprocess", "os"))
+            if line and name == "nvidia-smi" and step_estimate.FOLLOWED:
+                raise Refusal("nvidia-smi is not played: ask torch.cuda.mem_get_info() or get_device_properties().")
+            if line and name:  # a library that asks the machine for something writes nothing
+                self.note(f"{line} starts {name}, which really runs: what it writes stays.")
         elif event == "os.kill" and arguments[1] and (arguments[0] == -1 or not _is_ours(arguments[0])):
             raise PermissionError(errno.EPERM, f"the script is only tried, and sends no signal to {arguments[0]}")
 
