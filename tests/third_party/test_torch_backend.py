@@ -23,7 +23,8 @@ def device():
 
 def test_register_backend(device):
     assert device.type == DEVICE_TYPE
-    parameters = inspect.signature(torch_backend_private._setup_privateuseone_for_python_backend).parameters
+    register = torch_backend_private.backend_registration._setup_privateuseone_for_python_backend
+    parameters = inspect.signature(register).parameters
     assert {"rename", "backend_module", "device_guard"} <= parameters.keys()
 
 
