@@ -67,6 +67,18 @@ def test_labelled_texts_and_pairs_keep_the_names_of_their_classes(saved):
     assert decoded(ids_of(pairs.train)[2]) == "text number 2" + "2 more"
 
 
+def test_splits_that_number_their_classes_differently_agree_by_the_names(tmp_path):
+    parts = {}
+    for split, names in (("train", ["bad", "good"]), ("test", ["good", "bad"])):
+        features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+        rows = {"text": [f"{split} {n}" for n in range(4)], "label": [0, 1] * 2}
+        parts[split] = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    words = told(tmp_path / "saved", "data.eval_split=test", "data.task=classification")
+    data = built(*[word for word in words if "fraction" not in word], task=CLASSES)
+    assert [[int(row["labels"]) for row in part] for part in (data.train, data.eval)] == [[0, 1] * 2, [1, 0] * 2]
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
 def test_a_folder_of_files_is_read_with_its_splits(tmp_path, suffix):
     for name, part in (("train", ROWS), ("test", ROWS[:2])):

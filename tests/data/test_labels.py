@@ -98,6 +98,7 @@ def test_one_class_in_the_first_rows_of_a_sorted_file_is_refused(tmp_path):
         ([0, 2, 0], ["t.jsonl: no row has the label 1:", "the model gets 3. Number them from 0 to 1"]),
         ([1, "x", 0], ["numbers (1, t.jsonl, line 1), others words (x, t.jsonl, line 2): all are taken as words"]),
         (["no", "yes", "No "], ["'No ' and 'no' (t.jsonl, line 1) are two classes"]),
+        (["caf\u00e9", "yes", "cafe\u0301"], ["(t.jsonl, line 1) are two classes"]),  # the same letter, written twice
     ],
 )
 def test_odd_labels_are_named_with_their_place(tmp_path, labels, said):
@@ -128,6 +129,58 @@ def test_the_names_of_classes_in_a_parquet_file_are_kept(tmp_path):
     words = ["data=text", f"data.path={tmp_path / 't.parquet'}", "data.eval_fraction=0", "data.samples=null"]
     data = built("model=bert_tiny", *words, task=CLASSES)
     assert data.names == ["no", "yes"] and classes_of(data) == [1, 0, 1, 0]
+
+
+def of_classes(path, names, labels, several=False) -> str:
+    """Writes a .parquet file whose labels are numbers of these names. Returns its path."""
+    kind = datasets.ClassLabel(names=names)
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.List(kind) if several else kind})
+    texts = [f"{path.stem} {n}" for n in range(len(labels))]
+    datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features).to_parquet(path)
+    return str(path)
+
+
+def test_files_that_number_their_classes_differently_agree_by_the_names(tmp_path):
+    (tmp_path / "t").mkdir()
+    of_classes(tmp_path / "t" / "a.parquet", ["no", "yes"], [0, 1, -1])
+    of_classes(tmp_path / "t" / "b.parquet", ["yes", "no"], [0, 1])
+    words = ["data=text", f"data.path={tmp_path / 't'}", "data.eval_fraction=0", "data.samples=null"]
+    data = built("model=bert_tiny", *words, task=CLASSES)
+    assert data.names == ["no", "yes"] and classes_of(data) == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_rows_to_evaluate_on_that_number_their_classes_differently_agree_by_the_names(tmp_path, several):
+    labels, task = ([[1], [0], [0, 1]], "multi_label") if several else ([1, 0, 1], CLASSES)
+    train, other = (
+        of_classes(tmp_path / f"{names[0]}.parquet", names, labels, several) for names in (["no", "yes"], ["yes", "no"])
+    )
+    words = ["data=text", f"data.path={train}", f"data.eval_path={other}", f"data.task={task}", "data.samples=null"]
+    data = built("model=bert_tiny", *words, task=task)
+    found = [[row["labels"].tolist() for row in part] for part in (data.train, data.eval)]
+    wanted = ([[0, 1], [1, 0], [1, 1]], [[1, 0], [0, 1], [1, 1]]) if several else ([1, 0, 1], [0, 1, 0])
+    assert data.names == ["no", "yes"] and found == list(wanted)
+
+
+def test_several_labels_of_a_parquet_file_keep_the_names_of_their_classes(tmp_path):
+    path = of_classes(tmp_path / "t.parquet", ["yes", "no"], [[0], [1], [0, 1]], True)
+    words = ["data=text", f"data.path={path}", "data.eval_fraction=0", "data.task=multi_label", "data.samples=null"]
+    data = built("model=bert_tiny", *words, task="multi_label")
+    assert data.names == ["yes", "no"] and data.train[0]["labels"].tolist() == [1, 0]
+
+
+def test_a_number_for_no_class_in_a_parquet_file_is_left_out(tmp_path):
+    path = of_classes(tmp_path / "t.parquet", ["no", "yes"], [1, -1, 0, -1])
+    words = ["data=text", f"data.path={path}", "data.eval_fraction=0", "data.samples=null"]
+    data = built("model=bert_tiny", *words, task=CLASSES)
+    assert classes_of(data) == [1, 0]
+    assert any("2 of 4 rows are left out: 2 without a label (the first: t.parquet, row 2)" in w for w in data.warnings)
+
+
+def test_a_damaged_parquet_file_is_a_sentence(tmp_path):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
+    line = refusal("model=bert_tiny", "data=text", f"data.path={tmp_path / 't.parquet'}", task=CLASSES)
+    assert "t.parquet cannot be read" in line
 
 
 @pytest.mark.parametrize("count,odd", [(20, False), (21, True)])

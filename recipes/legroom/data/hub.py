@@ -9,8 +9,8 @@ from datasets.exceptions import DatasetGenerationError
 
 from legroom import paths
 from legroom.config import Config
-from legroom.data import text_data
-from legroom.data.text_data import NO_LABEL, Wanted
+from legroom.data import label_values, text_data
+from legroom.data.text_data import Wanted
 from legroom.data.text_files import NOT_READ, Rows, without_nulls
 from legroom.errors import Refusal, first_line
 from legroom.options import data as data_options
@@ -93,15 +93,13 @@ def texts(rows: datasets.Dataset, wanted: Wanted) -> datasets.Dataset:
             f"{source} has no column {missing[0]}: it has {', '.join(rows.column_names)}. {wanted.advice(missing[0])}"
         )
     label, plain, text = wanted.label, is_plain(rows), next(iter(columns))
-    kind = rows.features.get(label)
-    kind = kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)  # of several labels a row
-    classes = kind if isinstance(kind, datasets.ClassLabel) else None
+    classes = label_values.classes(rows.features.get(label))
 
     def with_labels() -> Rows:
         for place, row in placed(rows, columns):
             if plain and isinstance(row[text], str):
                 row[text] = row[text].removesuffix("\n")
-            yield place, row | ({label: None} if classes and row[label] == NO_LABEL else {})
+            yield place, row | ({label: label_values.renamed(row[label], label_values.NO_LABEL)} if classes else {})
 
     values = text_data.collect(with_labels(), wanted)
     if not values["text"]:

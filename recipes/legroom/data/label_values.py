@@ -1,10 +1,16 @@
 """A label as a file or a data set has it: several of a text, or a number."""
 
+import contextlib
 import re
+from pathlib import Path
 from typing import Any
+
+import datasets
+from pyarrow import parquet
 
 from legroom.errors import Refusal
 
+NO_LABEL: dict[int, str | None] = {-1: None}  # what data sets of the hub have where a row has no class; see `renamed`
 BETWEEN = "|"  # labels that are written in one text, as in a .csv file
 APART = re.compile(r"[^\s,;|'\[\]]+")  # the values of a list, or in a text
 MARKS = {"0", "1", "0.", "1.", "0.0", "1.0", "false", "true"}  # whether a text has a label
@@ -43,3 +49,26 @@ def several(value: Any, where: str, advice: str) -> list[int | str]:
             f"text with {BETWEEN} between them. {advice}"
         )
     return [each for each in dict.fromkeys(found) if each != ""]
+
+
+def file_classes(file: Path, column: str) -> datasets.ClassLabel | None:
+    """The classes of a .parquet file that `datasets` has written."""
+    with contextlib.suppress(OSError, ValueError):  # of another kind, or damaged, which its rows say
+        return classes(datasets.Features.from_arrow_schema(parquet.read_schema(file)).get(column))
+    return None
+
+
+def classes(kind: Any) -> datasets.ClassLabel | None:
+    """The classes of a column, by its kind in `features`: of one label a row, or of several."""
+    kind = kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
+    return kind if isinstance(kind, datasets.ClassLabel) else None
+
+
+def names(known: datasets.ClassLabel | None, by_name: bool) -> dict[int, str | None]:
+    """What stands for a number of a class, where it is not the number itself. by_name: the class's name."""
+    return (NO_LABEL | (dict(enumerate(known.names)) if by_name else {})) if known else {}
+
+
+def renamed(label: Any, names: dict[int, str | None]) -> Any:
+    """A label, or several, with `names` in the place of their numbers."""
+    return [renamed(each, names) for each in label] if isinstance(label, list) else names.get(label, label)

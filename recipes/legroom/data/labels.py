@@ -1,5 +1,6 @@
 """The labels of labelled texts: which label is which class of the model, several of a text, and numbers."""
 
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import datasets
 import numpy
 
+from legroom.data import label_values, text_data
 from legroom.data.text_data import Warn
 from legroom.errors import Refusal
 
@@ -82,6 +84,17 @@ def _apart(part: datasets.Dataset) -> datasets.Dataset:
     inner = kind[0] if isinstance(kind, list) else kind.feature
     features = datasets.Features({"label": inner, "place": datasets.Value("large_string")})
     return datasets.Dataset.from_dict({"label": [p[0] for p in pairs], "place": [p[1] for p in pairs]}, features)
+
+
+def alike(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
+    """The parts of a data set, with names of classes for numbers where the parts number these differently."""
+    kinds = [label_values.classes(part.features["label"]) for part in parts]
+    if None in kinds or all(kind == kinds[0] for kind in kinds):
+        return parts
+    labels = [
+        label_values.renamed(part["label"][:], label_values.names(kind, True)) for part, kind in zip(parts, kinds)
+    ]
+    return [text_data.dataset({**part[:], "label": named}) for part, named in zip(parts, labels)]
 
 
 def classes_of(
@@ -218,7 +231,7 @@ def _of_head(labels: Collection, given: list[str] | None, head: Mapping[str, int
 
 
 def _plain(name: str) -> str:
-    return name.strip().casefold()
+    return unicodedata.normalize("NFC", name).strip().casefold()
 
 
 def refuse_one_class(labels: Sequence[int], names: list[str], what: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import datasets
 import pyarrow
 from datasets.exceptions import DatasetGenerationError
-from pyarrow import parquet
 
 from legroom.data import label_values, text_files
 from legroom.data.text_files import Format, Rows
@@ -23,7 +22,6 @@ from legroom.options import data_sources
 Warn = Callable[[str], None]
 # What pandas and spreadsheets write for a value that is missing; as a text it is a text.
 NO_VALUE = {"NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"}  # and nan in any case
-NO_LABEL = -1  # what a data set of the hub writes where a row has no class
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,9 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
     if kind == ".txt":
         data_sources.refuse_without_labels(files, wanted.columns, source.partition("=")[2])
         wanted = dataclasses.replace(wanted, columns={"text": "text"})
+    classes = {file: label_values.file_classes(file, wanted.label) for file in files}
+    by_name = len({str(each) for each in classes.values()}) > 1  # a number means another class in another file
+    names = {file: label_values.names(known, by_name) for file, known in classes.items()}
     counts = dict.fromkeys(files, 0)
     separated = kind in text_files.DEFAULT_SEPARATOR
     of_cells = separated and wanted.task == "multi_label"
@@ -100,6 +101,8 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
             for place, row in text_files.rows(path, list(wanted.columns), form, source, wanted.say):
                 counts[path] += 1
                 none = of_cells and row.get(wanted.label, "") is None  # an empty cell: the text has no label
+                if names[path] and wanted.label in row:
+                    row[wanted.label] = label_values.renamed(row[wanted.label], names[path])
                 yield f"{path.name}, {place}", row | {wanted.label: ""} if none else row
 
     values = collect(rows(), wanted)
@@ -119,7 +122,7 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
                 if number is None:  # refused, as a fraction in a .jsonl file
                     number = wanted.value(float(label), wanted.label, place)
                 values["label"][index] = number
-    return dataset(values, _class_label(files[0], wanted.label), wanted.say)
+    return dataset(values, None if by_name else classes[files[0]], wanted.say)
 
 
 def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
@@ -230,15 +233,6 @@ def _whole(text: str) -> int | None:
         return int(float(text)) if float(text).is_integer() else None
 
 
-def _class_label(file: Path, column: str) -> datasets.ClassLabel | None:
-    """The classes of a .parquet file that `datasets` has written."""
-    if data_sources.kind(file) != ".parquet":
-        return None
-    features = datasets.Features.from_arrow_schema(parquet.read_schema(file))
-    kind = features.get(column)
-    return kind if isinstance(kind, datasets.ClassLabel) else None
-
-
 def encodable(text: str, where: str) -> str:
     """The text; raises Refusal, which begins with `where`, if it cannot be written as UTF-8."""
     try:
@@ -280,4 +274,5 @@ def published(name: str, path: str | None, form: Format, warn: Warn) -> list[dat
 def _clean(rows: Any, columns: dict[str, str]) -> datasets.Dataset:
     """The columns of `columns`, renamed, without rows that lack a value."""
     rows = rows.select_columns(list(columns)).rename_columns(columns)
-    return rows.filter(lambda row: all(v if key != "label" else v not in (None, NO_LABEL) for key, v in row.items()))
+    absent = (None, *label_values.NO_LABEL)
+    return rows.filter(lambda row: all(v if key != "label" else v not in absent for key, v in row.items()))

@@ -38,6 +38,8 @@ def labelled(
     head: see `labels.classes_of`.
     """
     data = cfg.data
+    texts, *others = labels_module.alike([part for part in (texts, held_out) if part is not None])
+    held_out = others[0] if others else None
     classes = labels_module.of_task(task, texts, held_out, head, cfg.model.classes or 2, warn)
     # Only BERT has token types; pretrained weights have their own tokenizer, which knows.
     with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
