@@ -86,6 +86,10 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(told_with, template):
 def test_train_on_all_takes_every_token(told_with):
     data = built(*told_with(COUNTED, TWO, more=["data.train_on=all"]))
     assert data.train[0]["labels"].tolist() == data.train[0]["input_ids"].tolist()
+    assert not any("weight" in line for line in data.warnings)
+    wrong = {"messages": [TWO["messages"][0], {"role": "assistant", "content": "wrong", "weight": 0}]}
+    data = built(*told_with(CHATML, TWO, wrong, more=["data.train_on=all"]))
+    assert any("1 of 2 conversations to train on have an answer of weight 0" in line for line in data.warnings)
 
 
 def test_a_template_that_changes_earlier_turns_gives_a_row_for_each_answer(told_with):
@@ -111,6 +115,12 @@ def test_a_template_without_a_token_that_ends_a_turn_is_said(told_with, end):
     assert trained(data) == [f"first{end}", f"second ü{end}"]
     assert sum("does not learn to end answers" in line for line in data.warnings) == 1
     assert not any("end answers" in line for line in built(*told_with(CHATML, TWO)).warnings)
+
+
+@pytest.mark.parametrize("end,warned", [("{% endgeneration %}<|im_end|>", 1), ("<|im_end|>\n{% endgeneration %}", 0)])
+def test_marks_that_leave_the_end_of_a_turn_out_are_said(told_with, end, warned):
+    data = built(*told_with(MARKED.replace("<|im_end|>{% endgeneration %}", end), TWO, TWO))
+    assert sum("does not learn to end answers" in line for line in data.warnings) == warned
 
 
 @pytest.mark.parametrize(

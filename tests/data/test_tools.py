@@ -6,7 +6,7 @@ import json
 
 import datasets
 import pytest
-from chat import ALTERNATING, CHATML, save_tokenizer, write
+from chat import ALTERNATING, CHATML, MARKED, save_tokenizer, write
 from test_chat import told, trained
 from test_data import built, refusal
 
@@ -96,6 +96,27 @@ def test_what_a_template_does_not_write_is_refused_by_its_name(told_with, tmp_pa
     assert f"does not write {left_out}." in message and "talks.jsonl, line 1" in message
 
 
+@pytest.mark.parametrize("part,refused", [("[:1]", True), ("", False)])
+def test_a_template_that_writes_the_first_of_several_calls_is_refused(told_with, tmp_path, part, refused):
+    """Also where another message has one call, which is written."""
+    row = called("weather", {"city": "Rome"})
+    calls = [*row["messages"][1]["tool_calls"], *ROWS[1]["messages"][1]["tool_calls"]]
+    row["messages"] += [{"role": "user", "content": "And now?"}, {"role": "assistant", "tool_calls": calls}]
+    template = WITH_TOOLS.replace("m.tool_calls or []", f"(m.tool_calls or []){part}")
+    words = told_with(template, write(tmp_path / "talks.jsonl", [row]))
+    if refused:
+        assert "does not write all of several tool_calls." in refusal(*words)
+    else:
+        assert "".join(CALLS).replace("<|im_end|>", "", 1) in trained(built(*words))
+
+
+def test_marks_are_looked_for_in_the_template_that_is_used(told_with, tmp_path):
+    """Tools have one of their own, which marks nothing here."""
+    rows = [ROWS[0], {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
+    data = built(*told_with({"default": MARKED, "tool_use": WITH_TOOLS}, write(tmp_path / "t.jsonl", rows)))
+    assert [trained(data, n) for n in (0, 1)] == [[CALLS[0], "Yes.<|im_end|>"], ["b<|im_end|>"]]
+
+
 def test_a_template_that_refuses_tools_says_so(told_with, tmp_path):
     message = refusal(*told_with(ALTERNATING, write(tmp_path / "talks.jsonl", ROWS)))
     assert "talks.jsonl, line 1" in message and "template" in message
@@ -119,10 +140,22 @@ def test_a_template_that_refuses_tools_says_so(told_with, tmp_path):
             },
             ["arguments", "no JSON", "message 2"],
         ),
+        ({"tools": [{"function": {"name": "\ud83d"}}]}, ["tools holds half of a surrogate pair"]),
+        (
+            {
+                "messages": [
+                    ROWS[0]["messages"][0],
+                    {"role": "assistant", "tool_calls": [{"name": "x", "arguments": {"a": "\ud83d"}}]},
+                ]
+            },
+            ["message 2 (assistant) holds half of a surrogate pair"],
+        ),
     ],
 )
 def test_tools_of_another_form_are_refused_with_their_place(told_with, tmp_path, change, words):
-    message = refusal(*told_with(WITH_TOOLS, write(tmp_path / "talks.jsonl", [ROWS[0], ROWS[0] | change])))
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (ROWS[0], ROWS[0] | change)))
+    message = refusal(*told_with(WITH_TOOLS, path))
     assert "talks.jsonl, line 2" in message and all(word in message for word in words)
 
 

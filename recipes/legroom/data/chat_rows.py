@@ -60,6 +60,8 @@ def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str
                 notes["become a row for each answer, because the chat template changes earlier turns"].append(place)
             if not found:
                 notes["are left out: they have no answer"].append(place)
+            if cfg.data.train_on == "all" and any(message.get("weight") == 0 for message in messages):
+                notes["have an answer of weight 0, or in a prompt, which data.train_on=all learns too"].append(place)
             for row in found:
                 cut = len(row.ids) > longest
                 ids, labels = row.ids[-longest:], row.labels[-longest:]

@@ -76,7 +76,6 @@ class ChatTemplate:
         known = {*self.tokenizer.get_added_vocab(), *self.tokenizer.all_special_tokens}
         self.ends = tuple(token for token in known if token.strip())
         self.warn: Warn | None = warn
-        self.marks_answers = MARKS_ANSWERS.search(template) is not None
 
     def render(self, messages: Messages, where: str, tools: Tools, prompt: bool = False) -> str:
         """The text of messages; prompt: with the beginning of an answer behind them. Raises Refusal."""
@@ -94,7 +93,8 @@ class ChatTemplate:
         self._refuse_ignored(messages, tools, whole, where)
         if self.train_on == "all":
             return [self._encoded(whole, [(0, len(whole))])], whole
-        if self.marks_answers and all(message.get("weight", 1) for message in messages):
+        template = self.tokenizer.get_chat_template(tools=tools)  # tool_use has its own, where there are several
+        if MARKS_ANSWERS.search(template) and all(message.get("weight", 1) for message in messages):
             return [self._marked(messages, where, tools)], whole
         answers = self._answers(messages, whole, where, tools)
         if not answers:
@@ -105,9 +105,12 @@ class ChatTemplate:
 
     def _refuse_ignored(self, messages: Messages, tools: Tools, whole: str, where: str) -> None:
         """Raises Refusal if the template writes the same text without what a conversation has of tools."""
-        without_calls = [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
+        none, one = (  # of the calls of each message
+            [each | {"tool_calls": each["tool_calls"][:kept]} if "tool_calls" in each else each for each in messages]
+            for kept in (0, 1)
+        )
         without_results = [each for each in messages if each["role"] != "tool"]
-        left_out = {"tools": (messages, None), "tool_calls": (without_calls, tools)}
+        left_out = {"tools": (messages, None), "tool_calls": (none, tools), "all of several tool_calls": (one, tools)}
         for what, (others, other_tools) in (left_out | {"the role tool": (without_results, tools)}).items():
             same = False
             if (others, other_tools) != (messages, tools):
@@ -177,4 +180,8 @@ class ChatTemplate:
                 tokenizer_kwargs={"split_special_tokens": False, "verbose": False},
             )
         ids = numpy.asarray(encoded["input_ids"], dtype=numpy.int64)
-        return Rendered(ids, numpy.where(numpy.asarray(encoded["assistant_masks"]) == 1, ids, IGNORE_INDEX))
+        said = numpy.asarray(encoded["assistant_masks"]) == 1
+        if said.any():
+            # Line breaks may follow the token that ends the turn.
+            self._end_of_turn(self.tokenizer.decode(ids[said][-8:]), 0)
+        return Rendered(ids, numpy.where(said, ids, IGNORE_INDEX))

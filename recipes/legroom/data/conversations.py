@@ -51,7 +51,7 @@ class Columns:
         form of a conversation has."""
         if kind in text_files.DEFAULT_SEPARATOR:
             return [self.prompt, self.completion]
-        of_any = [self.messages, self.prompt, self.completion, TOOLS, SHAREGPT, SYSTEM, *ALPACA, CHOSEN]
+        of_any = [self.messages, self.prompt, self.completion, TOOLS, SHAREGPT, SYSTEM, *ALPACA, CHOSEN, LABEL]
         return of_any if kind in (".parquet", "") else [self.messages]
 
 
@@ -92,7 +92,7 @@ def _tools(value: Any, where: str) -> str | None:
     tools = _read(value) if isinstance(value, str) else value
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Refusal(f"{where}: {TOOLS} is {text_files.shown(value)}, not a list of objects, one for each tool.")
-    return json.dumps(tools) if tools else None
+    return encodable(json.dumps(tools, ensure_ascii=False), f"{where}: {TOOLS} holds") if tools else None
 
 
 Message = dict[str, str | None]
@@ -108,8 +108,8 @@ def conversation(
     """
     messages, column = row.get(columns.messages), columns.messages
     if messages is None and columns.prompt in row and columns.completion in row:
-        if row.get(LABEL) is False:
-            raise Refusal(f"{where}: {LABEL} is false. TRL's KTOTrainer unlearns wrong answers; take them out here.")
+        if (mark := str(row.get(LABEL)).strip().casefold()) in ("false", "0"):  # as files of each kind have it
+            raise Refusal(f"{where}: {LABEL} is {mark}. TRL's KTOTrainer unlearns wrong answers; take them out here.")
         halves = {columns.prompt: "user", columns.completion: "assistant"}
         values = {name: _listed(row[name]) for name in halves}
         said = [_part(values[name], role, f"{where}: {name}", unread) for name, role in halves.items()]
@@ -230,7 +230,7 @@ def _message(message: Any, where: str, unread: text_files.Unread, in_prompt: boo
     return {
         "role": role,
         "content": _content(content, role, f"{where}: {names[1]}", "tool_calls" in more),
-        "more": json.dumps(more) if more else None,
+        "more": encodable(json.dumps(more, ensure_ascii=False), f"{where} holds") if more else None,
     }
 
 
