@@ -8,7 +8,10 @@ import json
 import datasets
 import pytest
 from conftest import compose
-from test_data import CLASSES, built, decoded, ids_of, refusal
+from test_data import CLASSES, LM, built, decoded, ids_of, refusal
+
+from legroom.data import sources
+from legroom.errors import Refusal
 
 KINDS = ["csv", "tsv", "jsonl", "json", "parquet", "hub"]
 
@@ -229,6 +232,48 @@ def test_the_task_of_trained_weights_may_be_open(tmp_path):
     words = [f"model.pretrained={tmp_path}", "data=hub", f"data.path={tmp_path}", "data.tokenizer=bytes", "device=cpu"]
     found = compose(*words, "data.label_column=y", "data.text_column=x", "data.pair_column=z").problems
     assert not any("ignored" in line for line in found)
+
+    assert not any("ignored" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("task", "typed", "ignored"),
+    [
+        ("language_modelling", "label_column=title", True),
+        ("language_modelling", "pair_column=title", True),
+        ("language_modelling", "text_column=title", False),
+        ("question_answering", "text_column=title", True),
+        ("classification", "label_column=title", False),
+    ],
+)
+def test_a_column_that_the_task_of_trained_weights_has_no_use_for_is_refused(tmp_path, task, typed, ignored):
+    rows = [{"text": "a", "label": 0, "title": f"t{n}", "question": "a", "context": "b", "answers": None} for n in "01"]
+    cfg = compose("model=gpt2_tiny", *told(write(tmp_path, "hub", rows))).cfg
+    key, _, column = typed.partition("=")
+    setattr(cfg.data, key, column)
+    if ignored:
+        with pytest.raises(Refusal, match=f"data.{typed} would be ignored.*data.task=classification"):
+            sources.build(cfg, task, 512, None, print)
+    else:
+        sources.build(cfg, task, 512, None, lambda _: None)
+
+
+@pytest.mark.parametrize("kind", ["csv", "hub"])
+@pytest.mark.parametrize(
+    ("task", "typed"),
+    [
+        ("classification", ["text_column=x", "label_column=x"]),
+        ("chat", ["prompt_column=x", "completion_column=x"]),
+        ("chat", ["messages_column=x", "completion_column=x"]),
+    ],
+)
+def test_one_column_for_two_keys_is_refused(tmp_path, kind, task, typed):
+    path = write(tmp_path, kind, [{"x": f"text {n}", "y": n % 2} for n in range(4)])
+    name = "hub" if kind == "hub" else "chat" if task == "chat" else "text"
+    words = [f"data={name}", *([] if name == "chat" else [f"data.task={task}"]), *(f"data.{each}" for each in typed)]
+    model = "gpt2_tiny" if task == "chat" else "bert_tiny"
+    line = refusal(f"model={model}", *told(path)[1:], *words, task=LM if task == "chat" else CLASSES)
+    assert "both name x" in line and all(f"data.{each.partition('=')[0]}" in line for each in typed)
 
 
 @pytest.mark.parametrize(

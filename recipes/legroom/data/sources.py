@@ -10,9 +10,11 @@ from legroom.config import Config
 from legroom.data import chat_rows, conversations, documents, hub, overlap, questions, text_data, text_files, text_rows
 from legroom.data import tokens as tokens_module
 from legroom.data.text_data import Wanted, Warn
+from legroom.errors import Refusal
 from legroom.options import data_sources
 from legroom.options.task import OF_ROWS, has_conversations
 
+NOT_TYPED = {"text": "text", "pair": None, "label": "label"}  # data.<key>_column of the menu
 DOCUMENTS = {"file": "each file", "blank_line": "each part between empty lines", "line": "each line"}
 
 
@@ -59,13 +61,12 @@ def _read(cfg: Config, task: str, key: str, warn: Warn) -> tuple[datasets.Datase
         return text_files.placed(files, list(columns), _format(cfg, instead=instead), source, say)
 
     if has_conversations(cfg):
-        data = cfg.data
-        columns = conversations.Columns(data.messages_column, data.prompt_column, data.completion_column)
+        columns = conversations.Columns(*_named(cfg, ("messages", "prompt", "completion")))
         found = placed(columns.of_kind(kind), conversations.ALPACA[::2])
         return conversations.collect(found, columns, source, say), False
+    wanted = Wanted(*_columns(cfg, task), source, say, task)
     if task == "question_answering":
         return questions.collect(placed(questions.COLUMNS), source, say), False
-    wanted = Wanted(*_columns(cfg, task), source, say, task)
     if rows is not None:
         return hub.texts(rows, wanted), hub.is_plain(rows)
     return text_data.read(files, _format(cfg), wanted), kind == ".txt"
@@ -73,12 +74,26 @@ def _read(cfg: Config, task: str, key: str, warn: Warn) -> tuple[datasets.Datase
 
 def _columns(cfg: Config, task: str) -> tuple[dict[str, str], Callable[[str], str]]:
     """(name of a column -> text, pair or label, of those that the task needs; what to do about one that is wrong)."""
-    keys = {cfg.data.text_column: "text_column"}
-    if task in OF_ROWS:
-        keys |= {cfg.data.pair_column: "pair_column"} if cfg.data.pair_column else {}
-        keys[cfg.data.label_column] = "label_column"
-    columns = {column: key.removesuffix("_column") for column, key in keys.items()}
-    return columns, lambda column: f"Name the right one with data.{keys[column]}=."
+    read = [] if task == "question_answering" else [*NOT_TYPED] if task in OF_ROWS else ["text"]
+    for name, usual in NOT_TYPED.items():
+        column = getattr(cfg.data, f"{name}_column")
+        if name not in read and column != usual:  # options.data does not know the task of pretrained weights
+            raise Refusal(
+                f"data.{name}_column={column} would be ignored: {cfg.model.name} is trained on {task}. Type "
+                "data.task=classification, or another task that reads it, or leave it out."
+            )
+    columns = _named(cfg, read)
+    return columns, lambda column: f"Name the right one with data.{columns[column]}_column=."
+
+
+def _named(cfg: Config, names: Collection[str]) -> dict[str, str]:
+    """Column -> name, of the keys data.<name>_column that are set. Raises Refusal if two name one column."""
+    columns: dict[str, str] = {}
+    for name in names:
+        column = getattr(cfg.data, f"{name}_column")
+        if column and (other := columns.setdefault(column, name)) != name:
+            raise Refusal(f"data.{other}_column and data.{name}_column both name {column}: each needs its own column.")
+    return columns
 
 
 def _parts(cfg: Config, task: str, warn: Warn) -> tuple[datasets.Dataset, datasets.Dataset | None]:
