@@ -163,6 +163,19 @@ def test_a_tokenizer_with_the_models_own_ids_is_taken_as_its_own(tmp_path, lette
     assert [f"data.tokenizer={letters} is not the tokenizer of" in line for line in warned] == [True] * (not same)
 
 
+def test_a_vocabulary_with_gaps_ends_behind_its_largest_id(tmp_path, letters):
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 400}))
+    PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tmp_path / "gap")
+    assert [tokens.Tokens(str(each)).vocab for each in ("bytes", letters, tmp_path / "gap")] == [257, 3, 401]
+
+
+def test_a_tokenizer_of_a_newer_library_is_a_sentence(letters):
+    file = letters / "tokenizer.json"
+    file.write_text(file.read_text().replace("WordLevel", "LevelOfWords"))
+    with pytest.raises(Refusal, match=f"data.tokenizer={letters} cannot be loaded: .*data.tokenizer=bytes"):
+        tokens.Tokens(str(letters))
+
+
 def test_texts_without_a_token_are_no_rows(tmp_path, letters):
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps({"text": text, "label": n % 2}) + "\n" for n, text in enumerate("abxc")))

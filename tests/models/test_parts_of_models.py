@@ -254,6 +254,8 @@ LABELS = [
     ("classification", 5, [], None, "a/b", 4, 2),
     ("classification", 2, [], {"p": 0, "q": 1}, "a/b", 2, 2),
     ("classification", 3, [], {"p": 0, "q": 1}, "a/b", 2, 2),
+    ("classification", 2, [], {"p": 0, "q": 1}, "a/b", 5, 2),
+    ("classification", 3, [], {"p": 0, "q": 1, "r": 2}, "a/b", 3, 3),
     ("regression", 7, [], None, "a/b", 2, 3),
     ("multi_label", 3, ["x"], None, None, 2, 3),
     ("question_answering", 7, [], None, None, 2, 3),
@@ -280,6 +282,14 @@ def test_the_head_and_the_labels_that_a_model_is_built_with(plain, data_regressi
             assert made.settings == {"attn_implementation": None, "dtype": torch.float32}
         found[f"{task} {classes} {names} {labels} {weights} {of_menu} {of_config}"] = result
     data_regression.check(known(found))
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "multi_label"])
+@pytest.mark.parametrize("said", [None, "regression", "multi_label_classification"])
+def test_a_new_head_is_for_what_is_trained_whatever_the_checkpoint_says(plain, task, said):
+    config, data = BertConfig(problem_type=said), SimpleNamespace(task=task, vocab=10, classes=2, names=[], head=None)
+    builder.build_model(plain, config, data, [Kept()], weights=False)
+    assert config.problem_type == head.PROBLEMS[task]
 
 
 @pytest.mark.parametrize("vocab,refused", [(9, False), (10, False), (11, True)])

@@ -11,7 +11,7 @@ import transformers
 from conftest import compose, small
 from safetensors.torch import load_file, save_file
 
-from legroom.data import byte_tokenizer
+from legroom.data import byte_tokenizer, tokens
 from legroom.errors import Refusal
 from legroom.models import pretrained
 
@@ -85,6 +85,13 @@ def test_models_of_the_menu_train_on_bytes():
 def test_a_folder_without_a_tokenizer_is_refused_before_the_job(gpt2, corpus):
     line = first_problem(f"model.pretrained={gpt2()}", *corpus)
     assert "brings no tokenizer" in line and "data.tokenizer=" in line
+
+
+@pytest.mark.parametrize("kind", [transformers.ByT5Tokenizer, transformers.CanineTokenizer])
+def test_a_tokenizer_without_a_file_of_its_vocabulary_is_one(gpt2, corpus, kind):
+    folder = gpt2(kind())
+    assert "tokenizer" not in first_problem(f"model.pretrained={folder}", *corpus)
+    assert type(tokens.Tokens(str(folder)).tokenizer) is kind
 
 
 def test_a_model_of_images_is_not_asked_for_a_tokenizer(tmp_path):

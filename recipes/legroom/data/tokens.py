@@ -40,7 +40,7 @@ class Tokens:
         self._given = [getattr(backend, setting, None) for setting in ("truncation", "padding")]
         self.in_bytes = byte_tokenizer.is_byte_tokenizer(self.tokenizer)
         self.end, self.pad = self._special("eos", "sep", "pad"), self._special("pad", "eos", "sep") or 0
-        self.vocab = len(self.tokenizer)
+        self.vocab = max(self.tokenizer.get_vocab().values()) + 1
 
     def _special(self, *kinds: str) -> int | None:
         """The id of the first of these kinds of special token that the tokenizer has."""
@@ -123,7 +123,7 @@ def _load(name: str, key: str) -> Any:
     folder = paths.expanded(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         others = "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
         advice = others if key == "data.tokenizer" else NO_TOKENIZER
         raise Refusal(f"{key}={name} cannot be loaded: {first_line(error)} {advice}") from error

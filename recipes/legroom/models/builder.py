@@ -124,14 +124,15 @@ def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None
 def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     """Sets the number and the names of the classes. Returns whether pretrained weights get a new
     head. Raises Refusal for too few classes."""
-    config.problem_type = head.PROBLEMS[data.task][0] or config.problem_type
+    config.problem_type = head.PROBLEMS[data.task]  # not what a checkpoint without a head happens to say
     if data.task == "regression":
         config.num_labels = 1
     elif data.head is not None:
-        if data.classes > (config.num_labels or 0):
+        # Every option of the menu has 2 classes: any other number was typed.
+        if data.classes > (config.num_labels or 0) or cfg.model.classes not in (2, config.num_labels):
             raise Refusal(
-                f"the data has {data.classes} labels, and the pretrained head {config.num_labels}. Choose other "
-                "pretrained weights."
+                f"the pretrained head has {config.num_labels} classes, the data {data.classes}, and model.classes is "
+                f"{cfg.model.classes}. Leave model.classes out, or choose other pretrained weights."
             )
         config.id2label, config.label2id = {index: name for name, index in data.head.items()}, dict(data.head)
     elif cfg.model.pretrained:

@@ -1,6 +1,7 @@
 """The classification head: what belongs to it, and its labels."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 from transformers import PretrainedConfig
@@ -24,11 +25,10 @@ def modules(model: nn.Module) -> list[str]:
     return [name for name, module in found if len(list(module.parameters()))]
 
 
-# Task -> config.problem_type: what a model is given (None: nothing), and what a checkpoint may say.
-PROBLEMS = {
-    "classification": (None, "single_label_classification"),
-    "regression": ("regression",),
-    "multi_label": ("multi_label_classification",),
+PROBLEMS: dict[str, Any] = {  # task -> config.problem_type
+    "classification": "single_label_classification",
+    "regression": "regression",
+    "multi_label": "multi_label_classification",
 }
 
 
@@ -41,7 +41,7 @@ def labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:
     """Label -> class of a pretrained head. Raises Refusal if config.json contradicts itself, or the head is for another
     task."""
     made_for = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
-    trained = next(other for other, kinds in PROBLEMS.items() if made_for in kinds)
+    trained = next(other for other, kind in PROBLEMS.items() if kind == made_for)
     if trained != task:
         raise Refusal(
             f"the pretrained head is for {made_for}, and what is trained here is data.task={task}. Type "

@@ -16,7 +16,7 @@ OF_TALKS = ("data.messages_column", "data.prompt_column", "data.completion_colum
 TASKS_OF_ANY = ("chat", *task.OF_TOKENS, *task.OF_ROWS, "question_answering")  # in files and data sets of any kind
 OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
 # Files of which a folder has at least one if it holds a tokenizer.
-TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
 
 
 def resolve(cfg: Config) -> list[str]:
