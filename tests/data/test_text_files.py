@@ -152,6 +152,10 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, kind):
     path.write_text(content(kind), encoding="utf-8-sig")
     data = built(*told(path, "model=gpt2_tiny", "data.task=language_modelling"), task=LM)
     assert decoded(ids_of(data.train)[0]).startswith("one text")
+    for typed, name in (("utf-16-le", "utf-16-le"), ("utf-16be", "utf-16-be")):
+        path.write_bytes(("\ufeff" + content(kind)).encode(typed))
+        words = told(path, "model=gpt2_tiny", "data.task=language_modelling", f"data.encoding={name}")
+        assert decoded(ids_of(built(*words).train)[0]).startswith("one text")
 
 
 def test_an_encoding_that_does_not_exist_is_refused_before_the_job(tmp_path):

@@ -463,6 +463,7 @@ def test_what_is_said_and_refused_while_a_run_loads(phases, monkeypatch, case):
     if refused:
         with pytest.raises(training_run.Refusal, match=refused):
             run._load()
+        assert "warned" in log, "it may say why no row to evaluate on is left"
         return
     run._load()
     said = [*["opened"] * on_gpu, *[short] * bool(short and main), "limited", "load", "warned"]

@@ -30,6 +30,7 @@ SCORES = {
     "no score": dict(loss=0.85),
     "just below what overflows": dict(loss=699.99),
     "overflows": dict(loss=700.0),
+    "the squared error of one large number": dict(loss=2.9e18),
     "no loss": dict(),
     "loss of nothing": dict(loss=0.0),
 }

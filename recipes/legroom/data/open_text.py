@@ -42,9 +42,11 @@ def open_binary(path: Path) -> Any:
 
 
 def open_text(path: Path, encoding: str, newline: str | None = None) -> io.TextIOWrapper:
-    """A file's text. encoding: in UTF-8 a byte order mark at the beginning is left out. newline: as for `open`."""
+    """A file's text, without a byte order mark at its beginning. newline: as for `open`."""
     if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"
+    elif "16" in encoding and _sample(path)[:2] in MARKS:
+        encoding = "utf-16"  # which leaves out the mark that utf-16-le takes for text
     return io.TextIOWrapper(open_binary(path), encoding=encoding, newline=newline)
 
 

@@ -121,19 +121,19 @@ class TrainingRun:
         self.training = setup.build(self.cfg, str(self.folder), make_model=make_model)
         self.record.model = self.training.description
         self.loop = self.training.loop
+        for text in self.training.warnings:  # they say where the rows to evaluate on were left out
+            self.progress.warn(text)
         key = "every_steps" if self.cfg.eval.every_steps else "generate"
         if (asked := getattr(self.cfg.eval, key)) and self.training.data.eval is None:
             raise Refusal(
-                f"eval.{key}={asked}, and the data has no evaluation split. Leave it out, or "
-                "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text)."
+                f"eval.{key}={asked}, and the data has no evaluation split, or no row of it is left. Leave it out, or "
+                "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text) with other rows."
             )
         if self.cfg.eval.generate and self.training.data.task != "language_modelling":
             raise Refusal(
                 f"eval.generate={self.cfg.eval.generate} does not go with a model that predicts no next token. Leave "
                 "it out."
             )
-        for text in self.training.warnings:
-            self.progress.warn(text)
         if self.cfg.data.preview:
             self.progress.send(Shown(preview.samples(self.training.data, self.cfg.data.preview)))
 

@@ -6,7 +6,6 @@ The comment behind a field is its description in docs/record.schema.json.
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass, field
 
 from legroom.config import ESTIMATE_ONLY, identity_of
@@ -168,11 +167,9 @@ def quality(evaluation: Evaluation) -> str:
     if evaluation.accuracy is not None and evaluation.most_frequent_share is not None:
         found[0] += f" (the most frequent label alone: {evaluation.most_frequent_share:.1%})"
     found += [] if evaluation.pearson is None else [f"correlation {evaluation.pearson:.4f}"]
-    loss = math.inf if evaluation.loss is None else evaluation.loss
-    if not found and evaluation.perplexity is None and loss < LARGEST_EXPONENT:
-        return "no score"  # of random spans, or of numbers that are all the same
-    perplexity = "not a number" if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"
-    return ", ".join(found) or f"perplexity {perplexity}"
+    if evaluation.perplexity is None:  # no score: of random spans, of numbers that are all the same, or of one
+        return ", ".join(found) or ("perplexity not a number" if evaluation.loss is None else "no score")
+    return ", ".join(found) or f"perplexity {evaluation.perplexity:.2f}"
 
 
 OPERATION_GROUPS = ("contractions", "normalisations", "element-wise", "optimizer", "communication", "copies")
