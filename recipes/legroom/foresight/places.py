@@ -5,7 +5,6 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +21,7 @@ def is_own(file: str) -> bool:
     return file == main or not (file.startswith((*LIBRARIES, "<")) or PACKAGES.intersection(Path(file).parts))
 
 
-def reading_line(through: Collection[str] = ()) -> str:
+def reading_line(through: frozenset[str] = frozenset()) -> str:
     """file:line where the script's own code asks this package for something; '' where a library does. through: modules
     that it may ask by."""
     frame, passed = inspect.currentframe(), {"legroom", *through}

@@ -312,7 +312,7 @@ def test_a_storage_has_the_size_that_it_was_given(gpu):
 
 
 def test_paged_states_take_no_memory_and_say_that_they_are_paged():
-    state: Any = library_patches._paged_state(3, 5, dtype=torch.bfloat16)
+    state: Any = library_patches.paged_state(3, 5, dtype=torch.bfloat16)
     assert state.is_paged and state.is_cpu and is_fake(state) and state.untyped_storage().nbytes() == 30
     assert (state.shape, state.stride(), state.dtype) == ((3, 5), (5, 1), torch.bfloat16)
 

@@ -156,9 +156,7 @@ def test_another_record_is_refused(tmp_path, text):
         shared_records.read(tmp_path / "other.json")
 
 
-@pytest.mark.parametrize(
-    "code, why", [(0, "must train with a torch.optim"), (2, "by itself, with exit code 2, after 1")]
-)
+@pytest.mark.parametrize("code, why", [(0, "let it train longer"), (2, "by itself, with exit code 2, after 1")])
 @pytest.mark.parametrize(
     "command, typed",
     [(measure_command, []), (check_command, ["--device", "cpu"]), (check_command, ["--gpu", "t4_16gb"])],

@@ -285,6 +285,27 @@ def test_an_evaluation_after_the_first_step_is_in_the_memory_and_not_in_the_time
     assert not any("evaluation after" in note for note in plain.notes)
 
 
+COPY = "out = model(x); ema = ema or __import__('copy').deepcopy(model); rows = rows or [torch.randn_like(x)] * 9"
+
+
+@pytest.mark.parametrize(
+    "after, grows",
+    [
+        ("kept.append(out)", True),
+        ("kept.append(out.detach())", True),
+        ("kept.append(loss); total = total + loss", False),  # a number, and the backward pass has freed the rest
+        (COPY, False),
+    ],
+)
+def test_what_each_step_leaves_alive_is_noted(tmp_path, after, grows):
+    """What is made once, behind the first step, is not: a copy of the weights."""
+    text = loop(after=after).replace("model(x).square()", "(out := model(x)).square()").replace("64, 256", "8192, 256")
+    found = play(tmp_path, text.replace("for step", "total, kept, ema, rows = 0, [], None, None\nfor step"))
+    assert [note for note in found.notes if note.startswith("memory grows by 8 MiB a step")] == [
+        *found.notes[1:2]
+    ] * grows
+
+
 DDP = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
 SHARDED = "; from torch.distributed.fsdp import fully_shard; fully_shard(model)"
 REPLICATED = "; model = nn.parallel.DistributedDataParallel(model, device_ids=[0])"

@@ -90,7 +90,7 @@ def test_a_part_that_is_also_called_by_itself_is_no_second_model(inner):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     other = torch.nn.Linear(2, 2)
     begun = []
-    watched = called.CalledModules(lambda: begun.append(1))
+    watched = called.CalledModules(lambda _: begun.append(1))
     try:
         for one in (*model[inner : inner + 1], model):
             one(torch.zeros(1, 2))
@@ -104,7 +104,7 @@ def test_a_part_that_is_also_called_by_itself_is_no_second_model(inner):
 
 
 def test_weights_of_a_module_whose_forward_was_called_by_itself_are_found():
-    watched = called.CalledModules(lambda: None)
+    watched = called.CalledModules(lambda _: None)
     try:
         head, tail = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
         head(torch.zeros(1, 2))

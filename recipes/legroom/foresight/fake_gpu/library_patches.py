@@ -78,14 +78,12 @@ def libraries_on(fake: FakeDevice, cfg: Config | None = None) -> Iterator[None]:
     tells what it uses: then attention is that of the packages that are installed."""
     with contextlib.ExitStack() as patches:
         # The import of bitsandbytes takes long.
-        may_be_used = cfg is None or OF_BITSANDBYTES.search(cfg.optim.transformers_name or "") is not None
-        eight_bit = may_be_used and fake.capability is not None and host.has("bitsandbytes")
-        if eight_bit or (cfg is not None and cfg.adapter.bits):
+        optimizer = fake.capability and (cfg is None or OF_BITSANDBYTES.search(cfg.optim.transformers_name or ""))
+        if (optimizer and host.has("bitsandbytes")) or (cfg is not None and cfg.adapter.bits):
             from legroom.third_party import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
-            if eight_bit:
-                patches.enter_context(bitsandbytes_private.replaced_paged_memory(paged_state))
+            patches.enter_context(bitsandbytes_private.replaced_paged_memory(paged_state))
         if cfg is not None and cfg.model.attention in FLASH:
             kernels = transformers_models_private.replaced_attention(cfg.model.attention, attention.of_package)
             patches.enter_context(kernels)

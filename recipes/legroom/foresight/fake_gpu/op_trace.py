@@ -83,12 +83,10 @@ class OpTrace:
         self.ledger.before(func, tensors)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
-        flops = self.ledger.model_flops
+        if self.aside and self.log.phase.current() == "forward":
+            return self.ledger.attribution.record_result(func, args, result, "forward")
         self.ledger.after(func, args, kwargs, result, signature)
         phase = self.log.phase.latest
-        if self.aside and phase == "forward":
-            self.ledger.model_flops = flops
-            return
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
         # Gradients are recorded inside the backward pass where checkpointing runs the forward pass again, in Python.
         caller = "forward" if phase == "backward" and torch.is_grad_enabled() else phase

@@ -41,7 +41,7 @@ class _Measured:
         self.ledger = MemoryLedger(torch.nn.ModuleList(), user_step.optimizer_of(None), self.device)
         self.log = self.ledger.log
         self.watch = watch
-        self.called = CalledModules(self.log.phase.begin_forward)
+        self.called = CalledModules(lambda _: self.log.phase.begin_forward())
         self.parts: dict[str, Any] = {}
         self.notes: list[str] = []
         self.figures: dict[str, Any] = {}

@@ -35,8 +35,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
     followed = ProgramTrace(fake)
     ranks = options["ranks"]
     others = prediction.context(gpu)[0] + gpu.nccl_bytes * (ranks > 1)
-    usable = gpu.memory_bytes - others
-    meter = played_cuda.Meter(lambda: followed.trace.allocator_events(), usable, gpu, others)
+    meter = played_cuda.Meter(lambda: followed.trace.allocator_events(), gpu.memory_bytes - others, gpu, others)
     found: dict[str, Any] = {}
     changes, facts = options.get("changes"), dict[str, Any]()
 
@@ -44,6 +43,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
 
     def ended(optimizers: list) -> None:
         usual, pages = found.get("estimates"), found.get("steps", {})
+        followed.note_growth()
         if usual is None and longest.follow_next():
             watch.limit = (watch.limit or 0) + longest_rows.STEPS
         if not followed.trace.ledger.parts()["peak_tensor_bytes"]:

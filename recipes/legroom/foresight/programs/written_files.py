@@ -212,7 +212,7 @@ class WrittenFiles:
                 raise Refusal(
                     f"the script leaves the training to another command. Ask for that one: {shlex.join(typed)}"
                 )
-            name, line = os.path.basename(typed[0]) if typed else "", places.reading_line(("subprocess", "os"))
+            line, name = places.reading_line(frozenset({"subprocess", "os"})), (typed or [""])[0].rpartition("/")[2]
             if line and name == "nvidia-smi" and step_estimate.FOLLOWED:
                 raise Refusal("nvidia-smi is not played: ask torch.cuda.mem_get_info() or get_device_properties().")
             if line and name:  # a library that asks the machine for something writes nothing
