@@ -113,7 +113,10 @@ def test_a_loss_can_be_used_once_and_takes_as_many_labels_as_tokens():
 def test_large_numbers_in_fp16_do_not_overflow_before_the_loss_scale_is_known():
     model = tiny("llama")
     model.model.forward = lambda **_: types.SimpleNamespace(
-        last_hidden_state=torch.full((2, 11, 16), 9e3), past_key_values=None, hidden_states=None, attentions=None
+        last_hidden_state=torch.full((2, 11, 16), 9e3),
+        **dict.fromkeys(
+            ("past_key_values", "cache", "hidden_states", "attentions")
+        ),  # cache: from transformers 5.24 on
     )
     chunked_loss.use_chunked_loss(model, None)
     with torch.autocast("cpu", torch.float16):
