@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import types
@@ -182,11 +183,16 @@ def test_a_run_goes_on_where_one_has_ended(played, data_regression):
     found["a folder with another length"] = played.did(
         f"resume={folder}", matching_record=before, is_finished=False, keep_figures=False, **other
     )
+    page, stands = folder / run_folder.PAGE_FILES[0], (folder / record_file.FILE_NAME).read_bytes()
+    page.write_text("a page")
     no = Error("load", "Refusal", "the rows (data) are others")
-    found["refused by the worker"] = played.did(
-        "resume=latest", status="refused", error=no, matching_record=before, is_finished=False, **same
-    )
-    assert record_file.read(folder) == before
+    refused = {"status": "refused", "error": no, "is_finished": False}
+    found["refused by the worker"] = played.did("resume=latest", matching_record=before, **refused, **same)
+    assert ((folder / record_file.FILE_NAME).read_bytes(), page.read_text()) == (stands, "a page")
+    earlier = copy.deepcopy(before)
+    earlier.status = "refused"
+    played.did("resume=latest", matching_record=earlier, **refused, **same)
+    assert record_file.read(folder).error == no, "the reason of today"
     before.config["save"]["final"] = True  # and so it is for what goes on, unless it is typed
     for typed, kept in (((), True), (("save.final=false",), False)):
         played.did("resume=latest", *typed, matching_record=before, is_finished=False, keep_figures=False, **same)

@@ -12,6 +12,7 @@ import torch
 import transformers
 from test_data import CLASSES, built, refusal
 
+from legroom.data import label_values
 from legroom.data import labels as labels_module
 
 WORDS = ["bad", "good", "bad", "good", "bad", "good"]
@@ -147,6 +148,33 @@ def test_files_that_number_their_classes_differently_agree_by_the_names(tmp_path
     words = ["data=text", f"data.path={tmp_path / 't'}", "data.eval_fraction=0", "data.samples=null"]
     data = built("model=bert_tiny", *words, task=CLASSES)
     assert data.names == ["no", "yes"] and classes_of(data) == [0, 1, 1, 0]
+
+
+def test_files_without_names_of_classes_have_the_numbers_of_the_others(tmp_path):
+    (tmp_path / "t").mkdir()
+    of_classes(tmp_path / "t" / "a.parquet", ["no", "yes"], [0, 1])
+    plain = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]})
+    plain.to_parquet(tmp_path / "t" / "b.parquet")
+    words = ["data=text", f"data.path={tmp_path / 't'}", "data.eval_fraction=0", "data.samples=null"]
+    data = built("model=bert_tiny", *words, task=CLASSES)
+    assert data.names == ["no", "yes"] and classes_of(data) == [0, 1, 1, 0]
+    of_classes(tmp_path / "t" / "c.parquet", ["yes", "no"], [0, 1])
+    assert "number their classes differently, and one has no names" in refusal("model=bert_tiny", *words, task=CLASSES)
+
+
+def test_rows_to_evaluate_on_that_lack_a_class_change_no_number(tmp_path):
+    (tmp_path / "t").mkdir()
+    of_classes(tmp_path / "t" / "a.parquet", ["b", "a", "c"], [0, 1, 2])
+    of_classes(tmp_path / "t" / "z.parquet", ["a", "b", "c"], [0, 1])
+    other = of_classes(tmp_path / "other.parquet", ["a", "c"], [0, 1])
+    words = [f"data.path={tmp_path / 't'}", f"data.eval_path={other}", "data.samples=null", "model.classes=3"]
+    data = built("model=bert_tiny", "data=text", *words, task=CLASSES)
+    assert data.names == ["b", "a", "c"] and classes_of(data) == [0, 1, 2, 1, 0]
+    assert [int(row["labels"]) for row in data.eval] == [1, 2]
+
+
+def test_no_label_among_several_is_none_of_them():
+    assert label_values.renumbered([2, -1, 0], {-1: None, 0: 5}) == [2, 5]
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -414,11 +414,13 @@ def test_the_folder_is_that_of_rank_0(job, monkeypatch, tmp_path, seen, own):
     folder, streams = tmp_path / "shared", []
     if seen:
         folder.mkdir()
-    monkeypatch.setattr(training_run.collectives, "all_gather", lambda value: [(str(folder), "latest"), value])
+    saved = SimpleNamespace(final=True)  # of the record that rank 0 alone may have read
+    monkeypatch.setattr(training_run.collectives, "all_gather", lambda value: [(str(folder), "latest", saved), value])
     monkeypatch.setattr(training_run.os, "dup2", lambda _, stream: streams.append(stream))
     cfg = worker.host.configuration(job.record.config)
     job.folder, job.rank_info = (tmp_path if own else None), RankInfo(1, 2)
     assert training_run._share_folder(cfg, job, None) == (folder if seen else None) and cfg.resume == "latest"
+    assert cfg.save is saved
     assert streams == ([1, 2] if seen and not own else []) and len(list(tmp_path.rglob("*log*"))) == (seen and not own)
 
 

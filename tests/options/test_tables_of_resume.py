@@ -134,6 +134,24 @@ def test_which_checkpoint_a_resumed_run_goes_on_from(data_regression, runs):
     data_regression.check(known(found))
 
 
+def test_a_resumed_training_saves_its_model_as_the_one_before():
+    before, again = compose("device=cpu").record, ("device=cpu", "resume=latest")
+    before.config["save"] |= {"final": True, "max_shard_gb": 2.5}
+    for typed, said, kept in [
+        ((), [], (True, 2.5)),
+        (("save.max_shard_gb=1",), [], (True, 1.0)),
+        (("save.final=false",), [], (False, None)),
+        (("adapter=lora",), ["save.max_shard_gb=2.5 does not go with an adapter"], (True, 2.5)),
+    ]:
+        cfg, outcome, _ = compose(*again, *typed)
+        problems = resume.save_as_before(cfg, outcome, before)
+        assert [each.partition(",")[0] for each in problems] == said, typed
+        assert (cfg.save.final, cfg.save.max_shard_gb) == kept == (
+            outcome.config["save"]["final"], outcome.config["save"]["max_shard_gb"]
+        )  # fmt: skip
+    assert resume.save_as_before(cfg, outcome, None) == []
+
+
 def test_when_a_resumed_run_is_finished_and_keeps_its_figures(tmp_path):
     def of(status: str = "ok", steps: int = 3, warnings: tuple[str, ...] = (), resumed_from: int = 3) -> Record:
         made = compose("device=cpu").record

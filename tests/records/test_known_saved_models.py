@@ -58,6 +58,7 @@ def tree() -> None:
     put("no model/b", run(0.25))
     put("damaged")
     Path("damaged/result.json").write_text("{}")
+    put("model with parts", None, "config.json", "model/part.onnx")
     put("in its evaluation", None, "model/config.json", "checkpoints/step-00000002/manifest.json")
 
 
@@ -80,6 +81,7 @@ FOLDERS = [
     "no model",
     "damaged",
     "in its evaluation",
+    "model with parts",
 ]
 
 

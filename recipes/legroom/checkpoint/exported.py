@@ -30,7 +30,8 @@ def merge(folder: Path, found: Record | None, target: Path, device: str) -> tupl
     nothing is left then.
     """
     model, name, notes = trained.open_adapter(folder, found, device, as_trained=True)
-    if found is not None and found.environment.get("base") not in (None, fingerprints.of_base(from_dict(found.config))):
+    before = found.environment.get("base") if found is not None else None
+    if before and found and fingerprints.of_base(from_dict(found.config)) not in (None, before):
         notes.append(f"{name} has changed since the adapter was trained beside it: merged, they are another model.")
     kinds = {settings.task_type: settings for settings in model.peft_config.values()}
     dtype = unwrap.base_model(model).dtype

@@ -146,8 +146,7 @@ def _to_hub(folder: Path, name: str, public: bool, run: Path) -> str:
 
 
 def _merged_folder(folder: Path) -> Path:
-    of_run = folder.name == run_folder.MODEL_FOLDER
-    return folder.with_name(MERGED_FOLDER if of_run else f"{folder.name}-{MERGED_FOLDER}")
+    return folder.with_name(f"{folder.name}-{MERGED_FOLDER}".removeprefix(f"{run_folder.MODEL_FOLDER}-"))
 
 
 def _base(folder: Path) -> str | None:
@@ -174,10 +173,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", type=invocation.path, metavar="RUN", help="a run's folder, or of a model or an adapter")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--merge", action="store_true", help="write base and adapter as one model, to RUN/merged")
+    what.add_argument("--merge", action="store_true", help="write base and adapter as one model")
     what.add_argument("--gguf", action="store_true", help="say how llama.cpp makes a GGUF file of it")
     what.add_argument("--hub", metavar="NAME", help="upload it to a new repository of the hub, a private one")
-    parser.add_argument("--to", type=invocation.path, metavar="FOLDER", help="with --merge: where, if not RUN/merged")
+    parser.add_argument(
+        "--to",
+        type=invocation.path,
+        metavar="FOLDER",
+        help="with --merge: where, if not beside the adapter",
+    )
     parser.add_argument("--public", action="store_true", help="with --hub: everyone may see it")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the GPU where there is one")
     return parser

@@ -60,9 +60,8 @@ def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
         with contextlib.suppress(OSError):
             new_folder.rmdir()  # Hydra has created it
     before = resume.matching_record(cfg, folder)
-    asked = any(each.startswith("save.final=") for each in outcome.overrides)
-    if before is not None and before.config["save"]["final"] and not asked:
-        cfg.save.final = outcome.config["save"]["final"] = True  # else model/ would stay that of the shorter training
+    if problems := resume.save_as_before(cfg, outcome, before):
+        return _refuse(problems)
     if before is not None and resume.is_finished(cfg, folder, before):
         return _report_finished(cfg, before, folder)
     if cfg.resume == resume.LATEST:
@@ -108,10 +107,12 @@ def _run_and_report(folder: Path, job: Composed, before: record.Record | None = 
     display = console.Console()
     try:
         with run_lock.hold(folder):
+            names = (record_file.FILE_NAME, *run_folder.PAGE_FILES) if before and before.status != "refused" else ()
+            kept = {path: path.read_bytes() for name in names if (path := folder / name).is_file()}
             outcome = run_in(folder, job, display)
-            if before is not None and outcome.status == "refused":  # nothing was trained: the run stays what it was
-                record_file.write(before, folder)
-                write_page(before, folder)
+            if kept and outcome.status == "refused" and outcome.training.steps == 0:  # the run stays what it was
+                for path, content in kept.items():
+                    path.write_bytes(content)
             elif resume.keep_figures(before, outcome, folder):
                 write_page(outcome, folder)
     except Refusal as error:

@@ -133,17 +133,17 @@ def new(conf: Path) -> Sweep:
 
 def final_record(folder: Path) -> record.Record | None:
     """The record in a job's folder if the job need not run again, or None. A record of another job does not count."""
-    outcome, _ = _earlier(folder)
+    outcome, _ = own_record(folder)
     return outcome if outcome is not None and outcome.status in FINAL else None
 
 
 def unusable_record(folder: Path) -> str | None:
     """A warning about the file in a job's folder that is not the job's record, or None. The job replaces it."""
-    why = _earlier(folder)[1]
+    why = own_record(folder)[1]
     return printable(f"the record in this job's folder is replaced, since {why}") if why else None
 
 
-def _earlier(folder: Path) -> tuple[record.Record | None, str]:
+def own_record(folder: Path) -> tuple[record.Record | None, str]:
     """(the job's record in its folder, why what is there is none)."""
     try:
         outcome = record_file.read(folder)

@@ -126,10 +126,10 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
                 made, paths = report.make([folder], folder)
             console.say(screen_table.screen_text(made))
             console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
-            if _saves_no_model(sweep, folder, jobs):
+            records = [each for job in jobs if (each := sweeps.own_record(folder / job["key"])[0])]
+            if _saves_no_model(sweep, records):
                 console.say("No model is saved by the jobs of a sweep. Type save.final=true for those of all of them.")
-            cfg = config.from_dict(made.rows[-1].runs[-1].config)
-            if line := trackers.sweep_line(cfg, folder):
+            if records and (line := trackers.sweep_line(config.from_dict(records[-1].config), folder)):
                 console.say(line)
             trackers.close()
         except Exception as error:  # the records are complete, and the report can be made from them later
@@ -152,8 +152,7 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     return 0 if ended <= sweeps.SUCCESS else 1
 
 
-def _saves_no_model(sweep: sweeps.Sweep, folder: Path, jobs: list[dict]) -> bool:
+def _saves_no_model(sweep: sweeps.Sweep, records: list[Record]) -> bool:
     """Whether a job would have saved its model as a single run, and nobody typed whether to."""
     typed = any(text.startswith("save.final=") for text in sweep.argv)
-    records = [] if typed else [each for job in jobs if (each := sweeps.final_record(folder / job["key"]))]
-    return any(save.final_by_default(config.from_dict(each.config), in_sweep=False) for each in records)
+    return not typed and any(save.final_by_default(config.from_dict(each.config), in_sweep=False) for each in records)

@@ -108,8 +108,8 @@ def conversation(
     """
     messages, column = row.get(columns.messages), columns.messages
     if messages is None and columns.prompt in row and columns.completion in row:
-        if (mark := str(row.get(LABEL)).strip().casefold()) in ("false", "0"):  # as files of each kind have it
-            raise Refusal(f"{where}: {LABEL} is {mark}. TRL's KTOTrainer unlearns wrong answers; take them out here.")
+        if str(row.get(LABEL)).strip().casefold() == "false":  # as a text in a .csv file
+            raise Refusal(f"{where}: {LABEL} is false. TRL's KTOTrainer unlearns wrong answers; take them out here.")
         halves = {columns.prompt: "user", columns.completion: "assistant"}
         values = {name: _listed(row[name]) for name in halves}
         said = [_part(values[name], role, f"{where}: {name}", unread) for name, role in halves.items()]

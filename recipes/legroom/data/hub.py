@@ -99,7 +99,7 @@ def texts(rows: datasets.Dataset, wanted: Wanted) -> datasets.Dataset:
         for place, row in placed(rows, columns):
             if plain and isinstance(row[text], str):
                 row[text] = row[text].removesuffix("\n")
-            yield place, row | ({label: label_values.renamed(row[label], label_values.NO_LABEL)} if classes else {})
+            yield place, row | ({label: label_values.renumbered(row[label], label_values.NO_LABEL)} if classes else {})
 
     values = text_data.collect(with_labels(), wanted)
     if not values["text"]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from pyarrow import parquet
 
 from legroom.errors import Refusal
 
-NO_LABEL: dict[int, str | None] = {-1: None}  # what data sets of the hub have where a row has no class; see `renamed`
+Numbers = dict[int, int | None]  # a number of a class -> what stands for it
+NO_LABEL: Numbers = {-1: None}  # what data sets of the hub have where a row has no class
 BETWEEN = "|"  # labels that are written in one text, as in a .csv file
 APART = re.compile(r"[^\s,;|'\[\]]+")  # the values of a list, or in a text
 MARKS = {"0", "1", "0.", "1.", "0.0", "1.0", "false", "true"}  # whether a text has a label
@@ -51,11 +53,16 @@ def several(value: Any, where: str, advice: str) -> list[int | str]:
     return [each for each in dict.fromkeys(found) if each != ""]
 
 
-def file_classes(file: Path, column: str) -> datasets.ClassLabel | None:
-    """The classes of a .parquet file that `datasets` has written."""
-    with contextlib.suppress(OSError, ValueError):  # of another kind, or damaged, which its rows say
-        return classes(datasets.Features.from_arrow_schema(parquet.read_schema(file)).get(column))
-    return None
+def of_files(files: list[Path], column: str, source: str) -> tuple[datasets.ClassLabel | None, dict[Path, Numbers]]:
+    """(the classes of .parquet files that `datasets` has written, file -> what stands for a number in it)."""
+    found: dict[Path, datasets.ClassLabel | None] = dict.fromkeys(files)
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # of another kind, or damaged, which its rows say
+            found[file] = classes(datasets.Features.from_arrow_schema(parquet.read_schema(file)).get(column))
+    every, kinds = union(found.values()), {str(kind) for kind in found.values()}
+    if None in found.values() and len(kinds) > 2:
+        raise Refusal(f"{source}: the files number their classes differently, and one has no names of classes.")
+    return every, {file: numbers(kind, every) for file, kind in found.items()}
 
 
 def classes(kind: Any) -> datasets.ClassLabel | None:
@@ -64,11 +71,19 @@ def classes(kind: Any) -> datasets.ClassLabel | None:
     return kind if isinstance(kind, datasets.ClassLabel) else None
 
 
-def names(known: datasets.ClassLabel | None, by_name: bool) -> dict[int, str | None]:
-    """What stands for a number of a class, where it is not the number itself. by_name: the class's name."""
-    return (NO_LABEL | (dict(enumerate(known.names)) if by_name else {})) if known else {}
+def union(kinds: Iterable[datasets.ClassLabel | None]) -> datasets.ClassLabel | None:
+    """The classes of several files or parts: numbered as the first has them, and behind these what others have."""
+    names = dict.fromkeys(name for kind in kinds if kind for name in kind.names)
+    return datasets.ClassLabel(names=[*names]) if names else None
 
 
-def renamed(label: Any, names: dict[int, str | None]) -> Any:
-    """A label, or several, with `names` in the place of their numbers."""
-    return [renamed(each, names) for each in label] if isinstance(label, list) else names.get(label, label)
+def numbers(known: datasets.ClassLabel | None, every: datasets.ClassLabel | None) -> Numbers:
+    """What stands for a number of a class: that of its name among `every`, and nothing for no label."""
+    return NO_LABEL | {n: every.names.index(name) for n, name in enumerate(known.names)} if known and every else {}
+
+
+def renumbered(label: Any, numbers: Numbers) -> Any:
+    """A label, or several, with `numbers` in the place of their own."""
+    if isinstance(label, list):
+        return [found for each in label if (found := renumbered(each, numbers)) is not None]
+    return numbers.get(label, label)

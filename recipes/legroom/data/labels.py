@@ -87,14 +87,16 @@ def _apart(part: datasets.Dataset) -> datasets.Dataset:
 
 
 def alike(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
-    """The parts of a data set, with names of classes for numbers where the parts number these differently."""
+    """The parts of a data set, whose classes are numbered as the first has them."""
     kinds = [label_values.classes(part.features["label"]) for part in parts]
-    if None in kinds or all(kind == kinds[0] for kind in kinds):
+    every = label_values.union(kinds)
+    if all(kind is None or kind.names == every.names for kind in kinds if every):
         return parts
-    labels = [
-        label_values.renamed(part["label"][:], label_values.names(kind, True)) for part, kind in zip(parts, kinds)
-    ]
-    return [text_data.dataset({**part[:], "label": named}) for part, named in zip(parts, labels)]
+    found = []
+    for part, kind in zip(parts, kinds):
+        labels = label_values.renumbered(part["label"][:], label_values.numbers(kind, every))
+        found.append(part if kind is None else text_data.dataset({**part[:], "label": labels}, every))
+    return found
 
 
 def classes_of(

@@ -89,9 +89,7 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
     if kind == ".txt":
         data_sources.refuse_without_labels(files, wanted.columns, source.partition("=")[2])
         wanted = dataclasses.replace(wanted, columns={"text": "text"})
-    classes = {file: label_values.file_classes(file, wanted.label) for file in files}
-    by_name = len({str(each) for each in classes.values()}) > 1  # a number means another class in another file
-    names = {file: label_values.names(known, by_name) for file, known in classes.items()}
+    classes, numbers = label_values.of_files(files, wanted.label, source)
     counts = dict.fromkeys(files, 0)
     separated = kind in text_files.DEFAULT_SEPARATOR
     of_cells = separated and wanted.task == "multi_label"
@@ -101,8 +99,8 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
             for place, row in text_files.rows(path, list(wanted.columns), form, source, wanted.say):
                 counts[path] += 1
                 none = of_cells and row.get(wanted.label, "") is None  # an empty cell: the text has no label
-                if names[path] and wanted.label in row:
-                    row[wanted.label] = label_values.renamed(row[wanted.label], names[path])
+                if numbers[path] and wanted.label in row:
+                    row[wanted.label] = label_values.renumbered(row[wanted.label], numbers[path])
                 yield f"{path.name}, {place}", row | {wanted.label: ""} if none else row
 
     values = collect(rows(), wanted)
@@ -122,7 +120,7 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
                 if number is None:  # refused, as a fraction in a .jsonl file
                     number = wanted.value(float(label), wanted.label, place)
                 values["label"][index] = number
-    return dataset(values, None if by_name else classes[files[0]], wanted.say)
+    return dataset(values, classes, wanted.say)
 
 
 def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:

@@ -61,9 +61,10 @@ def run(
 def _share_folder(cfg: Config, job: launch.Job, progress: Progress) -> Path | None:
     """Rank 0's folder, or None where this machine does not see it.
 
-    Whether the run resumes is rank 0's decision too: the other ranks may see the folder after it was cleared.
+    Whether the run resumes, and what it saves, is rank 0's decision too: the other ranks may see the folder after it
+    was cleared.
     """
-    name, cfg.resume = collectives.all_gather((str(job.folder), cfg.resume))[0]
+    name, cfg.resume, cfg.save = collectives.all_gather((str(job.folder), cfg.resume, cfg.save))[0]
     folder = Path(name)
     if not folder.is_dir():
         return None

@@ -8,7 +8,7 @@ from typing import Any
 from legroom import paths
 from legroom.config import Config, identity_of, to_dict
 from legroom.config.fields import LENGTH, TRAINING
-from legroom.options import hooks
+from legroom.options import hooks, save
 from legroom.options import model as model_options
 from legroom.records import checkpoint_files, record, record_file, run_folder
 from legroom.records.checkpoint_files import BrokenCheckpoint
@@ -191,6 +191,18 @@ def matching_record(cfg: Config, folder: Path) -> record.Record | None:
         if same(to_dict(cfg), before.config, any_length=cfg.resume != LATEST):
             return before
     return None
+
+
+def save_as_before(cfg: Config, outcome: record.Record, before: record.Record | None) -> list[str]:
+    """Has a resumed training save its model as the training before did, where nothing else is typed: the folder would
+    keep the model of a shorter one. outcome: the new record. Returns why that cannot be."""
+    typed = {each.partition("=")[0] for each in outcome.overrides}
+    if before is None or not before.config["save"]["final"] or "save.final" in typed:
+        return []
+    kept = {key: before.config["save"][key] for key in ("final", "merge", "max_shard_gb") if f"save.{key}" not in typed}
+    vars(cfg.save).update(kept)
+    outcome.config["save"] |= kept
+    return save.problems(cfg)
 
 
 def damaged_record(cfg: Config, folder: Path) -> str | None:

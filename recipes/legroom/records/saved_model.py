@@ -31,8 +31,9 @@ def locate(given: Path, use: str = "chat") -> tuple[Path, Record | None]:
     inside = given.name == run_folder.MODEL_FOLDER and (given.parent / record_file.FILE_NAME).is_file()
     run = given.parent if inside else given
     found = _record(run) if (run / record_file.FILE_NAME).is_file() else None
-    ends = (run / run_folder.MODEL_FOLDER).is_dir()  # the record is written after the evaluation
-    folder = run / run_folder.MODEL_FOLDER if found is not None or ends else given
+    folder = run / run_folder.MODEL_FOLDER if found is not None else given
+    if found is None and not (given / "config.json").is_file() and (given / run_folder.MODEL_FOLDER).is_dir():
+        folder = given / run_folder.MODEL_FOLDER  # of a run in its last evaluation, before its record is written
     if any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
         return folder, found
     if found is None and (runs := [each.parent for depth in RUNS_BELOW for each in given.glob(depth)]):

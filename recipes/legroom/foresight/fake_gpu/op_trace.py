@@ -124,7 +124,7 @@ class OpTrace:
             self.ledger.begin_step()
             contexts.callback(self._end_ledger_step)
             contexts.enter_context(self.fake.observed_by(self))
-            contexts.enter_context(self.model.register_forward_pre_hook(self._begin_pass, prepend=True))
+            contexts.enter_context(self.model.register_forward_pre_hook(lambda *_: self._begin_pass(), prepend=True))
             self._contexts = contexts.pop_all()
         return self
 

@@ -70,6 +70,8 @@ class ProgramTrace:
 
     def _begins(self, module: nn.Module) -> None:
         """A forward pass begins. One from which trained weights learn nothing is an evaluation's."""
+        if not torch.is_grad_enabled() and next(module.parameters(), None) is None:  # a loss: of what was called before
+            return self.trace.log.phase.begin_forward()
         learns = module.training or torch.is_grad_enabled()
         evaluates = not learns and any(weight.requires_grad for weight in module.parameters())
         self._evaluates_first |= evaluates and self.trace.origins is None
@@ -89,4 +91,5 @@ class ProgramTrace:
                 left[index >= start][each.bytes] += 1
         grown = min(sum(sign * each.bytes for each, sign in events[start:]), sum((left[0] & left[1]).elements()))
         if grown > units.MIB:
-            self._note(f"memory grows by {units.size(grown)} a step: what forward passes have made is kept on the GPU.")
+            size, kept = units.size(grown), "what forward passes have made is kept on the GPU"
+            self._note(f"memory grew by {size} in the last step: {kept}. In a list, that is so in every step.")

@@ -213,8 +213,8 @@ class WrittenFiles:
                     f"the script leaves the training to another command. Ask for that one: {shlex.join(typed)}"
                 )
             line, name = places.reading_line(frozenset({"subprocess", "os"})), (typed or [""])[0].rpartition("/")[2]
-            if line and name == "nvidia-smi" and step_estimate.FOLLOWED:
-                raise Refusal("nvidia-smi is not played: ask torch.cuda.mem_get_info() or get_device_properties().")
+            if line and name == "nvidia-smi" and event == "subprocess.Popen" and step_estimate.FOLLOWED:
+                raise FileNotFoundError(errno.ENOENT, "not played: ask torch.cuda.get_device_properties()", name)
             if line and name:  # a library that asks the machine for something writes nothing
                 self.note(f"{line} starts {name}, which really runs: what it writes stays.")
         elif event == "os.kill" and arguments[1] and (arguments[0] == -1 or not _is_ours(arguments[0])):
