@@ -24,8 +24,7 @@ def locate(given: Path, use: str = "chat") -> tuple[Path, Record | None]:
     use: the command that asks, and what is typed behind the folder, for the command that a refusal names.
     """
     given = paths.expanded(given)
-    if given.name in ("", ".."):  # of which neither the name nor the parent says where it is
-        given = given.resolve()
+    given = given.resolve() if given.name in ("", "..") else given  # neither its name nor its parent says where it is
     if not given.is_dir():
         raise Refusal(f"{given} is no folder.{_newest(use)}")
     inside = given.name == run_folder.MODEL_FOLDER and (given.parent / record_file.FILE_NAME).is_file()
