@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from legroom.errors import Refusal
+
 PACKAGE = Path(__file__).resolve().parent
 SOURCE = PACKAGE.parent  # what has to be on the module path: recipes/ of a checkout, or site-packages
 CONF = (PACKAGE / "conf").resolve()  # of a checkout: a link to conf/ at its top
@@ -11,5 +13,9 @@ CHECKOUT = SOURCE.parent if SOURCE.name == "recipes" and (SOURCE.parent / "train
 
 
 def expanded(name: str | Path) -> Path:
-    """A path with the home folder in place of ~; one of a user that is not known stays, and is found nowhere."""
-    return Path(os.path.expanduser(name))
+    """A path with the home folder in place of ~; one of a user that is not known stays, and is found nowhere. Raises
+    Refusal for one that no file system takes, for which pathlib's questions raise OSError."""
+    path = Path(os.path.expanduser(name))
+    if any(len(part.encode(errors="surrogatepass")) > 255 for part in path.parts):
+        raise Refusal(f"{str(name)[:40]}... has a name of more than 255 bytes in it: type an existing path.")
+    return path

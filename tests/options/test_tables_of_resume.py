@@ -126,7 +126,7 @@ def test_which_checkpoint_a_resumed_run_goes_on_from(data_regression, runs):
     found["not anew"] = resume.begins_anew(cfg, Path("outputs/day/mine").absolute())
     shorter, _ = changed("train.max_steps=5 resume=latest")
     found["anew of another length"] = [runs(each) for each in resume.begins_anew(shorter, new)]
-    assert resume.candidates("x" * 3000) == resume.candidates("checkpoints/step-00000002") == []
+    assert resume.candidates("checkpoints/step-00000002") == []
     folders = resume.candidates("outputs/day/seed")
     found["mismatch"] = [runs(each) for each in resume.mismatch_problems(cfg, folders)]
     found["of another length"] = [

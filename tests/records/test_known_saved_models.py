@@ -102,6 +102,7 @@ def test_a_folders_model_is_found_or_what_to_type_is_said(tmp_path, monkeypatch,
         put(f"outputs/day/{name}", None, "model/config.json")
         os.utime(f"outputs/day/{name}/model", (0, (100, 300, 200)[age]))
     found |= {f"{folder}, beside outputs": located(folder, "chat") for folder in ("empty", "missing")}
+    assert "more than 255 bytes" in located("ü" * 128, "chat")  # of which pathlib asks the system in vain
     monkeypatch.chdir("run/model")
     found["where one stands"] = located(".", "chat").replace(str(tmp_path), "ROOT")
     found["below"] = located("..", "chat").replace(str(tmp_path), "ROOT")

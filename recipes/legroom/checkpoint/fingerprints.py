@@ -22,26 +22,25 @@ INDEX_FILE = "model.safetensors.index.json"
 
 def of_training(cfg: Config, data: Data) -> dict[str, str]:
     """Name -> fingerprint, of what there is of `resume.FINGERPRINTS`."""
-    found = {"data": rows.digest(data.train)}
+    found = {"data": rows.digest(data.train)[:FINGERPRINT_DIGITS]}
     if data.tokenizer is not None:
         found["tokenizer"] = _digest([sorted(data.tokenizer.get_vocab().items()), data.tokenizer.special_tokens_map])
         if "chat" in (cfg.data.name, cfg.data.task):
             found["template"] = _digest(data.tokenizer.chat_template)
     if base := of_base(cfg):
         found["model"] = base
-    return {name: text[:FINGERPRINT_DIGITS] for name, text in found.items()}
+    return found
 
 
 def of_base(cfg: Config) -> str | None:
     """The fingerprint of the pretrained weights; None from random ones, or where they are not on this machine."""
     if not cfg.model.pretrained or (folder := _folder(cfg.model.pretrained)) is None:
         return None
-    text = _digest([_text(folder / "config.json"), *(_weights(folder) if cfg.adapter.is_used else [])])
-    return text[:FINGERPRINT_DIGITS]
+    return _digest([_text(folder / "config.json"), *(_weights(folder) if cfg.adapter.is_used else [])])
 
 
 def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def _folder(name: str) -> Path | None:

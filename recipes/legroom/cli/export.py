@@ -176,12 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--merge", action="store_true", help="write base and adapter as one model")
     what.add_argument("--gguf", action="store_true", help="say how llama.cpp makes a GGUF file of it")
     what.add_argument("--hub", metavar="NAME", help="upload it to a new repository of the hub, a private one")
-    parser.add_argument(
-        "--to",
-        type=invocation.path,
-        metavar="FOLDER",
-        help="with --merge: where, if not beside the adapter",
-    )
+    parser.add_argument("--to", type=invocation.path, metavar="FOLDER", help="for --merge: the folder to write")
     parser.add_argument("--public", action="store_true", help="with --hub: everyone may see it")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the GPU where there is one")
     return parser

@@ -112,7 +112,7 @@ def _run_and_report(folder: Path, job: Composed, before: record.Record | None = 
             outcome = run_in(folder, job, display)
             if kept and outcome.status == "refused" and outcome.training.steps == 0:  # the run stays what it was
                 for path, content in kept.items():
-                    path.write_bytes(content)
+                    atomic_file.write(path, content)
             elif resume.keep_figures(before, outcome, folder):
                 write_page(outcome, folder)
     except Refusal as error:

@@ -4,12 +4,13 @@ import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 from pyarrow import parquet
 
 from legroom.errors import Refusal
+from legroom.options import data_sources
 
 Numbers = dict[int, int | None]  # a number of a class -> what stands for it
 NO_LABEL: Numbers = {-1: None}  # what data sets of the hub have where a row has no class
@@ -56,8 +57,8 @@ def several(value: Any, where: str, advice: str) -> list[int | str]:
 def of_files(files: list[Path], column: str, source: str) -> tuple[datasets.ClassLabel | None, dict[Path, Numbers]]:
     """(the classes of .parquet files that `datasets` has written, file -> what stands for a number in it)."""
     found: dict[Path, datasets.ClassLabel | None] = dict.fromkeys(files)
-    for file in files:
-        with contextlib.suppress(OSError, ValueError):  # of another kind, or damaged, which its rows say
+    for file in (file for file in files if data_sources.kind(file) == ".parquet"):
+        with contextlib.suppress(OSError, ValueError):  # damaged, which its rows say
             found[file] = classes(datasets.Features.from_arrow_schema(parquet.read_schema(file)).get(column))
     every, kinds = union(found.values()), {str(kind) for kind in found.values()}
     if None in found.values() and len(kinds) > 2:
@@ -79,7 +80,7 @@ def union(kinds: Iterable[datasets.ClassLabel | None]) -> datasets.ClassLabel | 
 
 def numbers(known: datasets.ClassLabel | None, every: datasets.ClassLabel | None) -> Numbers:
     """What stands for a number of a class: that of its name among `every`, and nothing for no label."""
-    return NO_LABEL | {n: every.names.index(name) for n, name in enumerate(known.names)} if known and every else {}
+    return NO_LABEL | dict(enumerate(cast(list, every.str2int(known.names)))) if known and every else {}
 
 
 def renumbered(label: Any, numbers: Numbers) -> Any:

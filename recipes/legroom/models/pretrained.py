@@ -4,14 +4,12 @@ The only weights that may be new are those of a classification head, on a checkp
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from legroom import invocation
+from legroom import invocation, paths
 from legroom.errors import Refusal, is_out_of_memory
 from legroom.models import head, quantized
 from legroom.options import known_models
@@ -24,7 +22,7 @@ SHOWN = 4  # names of weights in a message
 
 def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
     """Calls a `from_pretrained`. Raises Refusal with one sentence for each way in which it fails."""
-    folder = Path(os.path.expanduser(name))
+    folder = paths.expanded(name)
     if (folder / "adapter_config.json").exists():  # transformers would load it, or not, as peft is in use
         raise Refusal(
             f"model.pretrained={name} holds an adapter beside the weights (adapter_config.json), which is not loaded. "

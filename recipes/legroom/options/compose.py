@@ -10,6 +10,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from legroom import config
+from legroom.errors import Refusal
 from legroom.options import batch, hydra_errors, menus, save, validate
 from legroom.records import record
 from legroom.records.environment import collect_environment
@@ -45,7 +46,10 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     cfg = config.from_dict(values)
     if cfg.save.final is None:
         cfg.save.final = save.final_by_default(cfg, hydra_config.mode == RunMode.MULTIRUN)
-    problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
+    try:
+        problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
+    except Refusal as refusal:  # of a path that no file system takes
+        return None, None, [str(refusal)]
     problems = problems or validate.choose(cfg)
     resolved, environment = config.to_dict(cfg), collect_environment(cfg)
     key = record.config_key(resolved, environment["versions"])

@@ -1,7 +1,6 @@
 """resume: which run or checkpoint a training continues, and whether it is the same training."""
 
 import contextlib
-import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -137,9 +136,9 @@ def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False
 def candidates(named: str) -> list[Path]:
     """The checkpoints of a run's folder, the newest first; or the folder itself, where it is a checkpoint."""
     folder = Path(named)
-    if not os.path.isdir(folder):  # pathlib raises OSError for a name that is too long
-        return []
-    return [folder] if checkpoint_files.NAME.fullmatch(folder.name) else checkpoint_files.found(folder)
+    if checkpoint_files.NAME.fullmatch(folder.name):
+        return [folder] if folder.is_dir() else []
+    return checkpoint_files.found(folder)
 
 
 def resume_folder(cfg: Config, folder: Path, hydra_overrides: list[str]) -> Path:

@@ -132,7 +132,7 @@ class OpTrace:
         self._arguments = []  # an optimizer's last operation has temporaries as large as the weights
         self._contexts.close()
 
-    def _begin_pass(self, *_: Any) -> None:
+    def _begin_pass(self) -> None:
         self.passes.append(Tally(seen=self._seen))
 
     def _end_ledger_step(self) -> None:
