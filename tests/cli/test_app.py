@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from processes import children_with
 
 from legroom.cli import commands
 from legroom.cli.app import child, command, model_name
@@ -586,12 +587,14 @@ def test_the_process_that_forks_ends_with_the_app():
     """Not after its imports, which it has just begun here."""
     words = [sys.executable, "-m", "legroom", "app", "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as app:
-        started, found = time.monotonic(), []
-        while not found:
-            assert time.monotonic() < started + 20
-            time.sleep(0.05)
-            found = [child for child in psutil.Process(app.pid).children() if "forkserver" in str(child.cmdline())]
-        app.terminate()
+        try:
+            started, found = time.monotonic(), []
+            while not found:
+                assert time.monotonic() < started + 20
+                time.sleep(0.05)
+                found = children_with(app.pid, "forkserver")
+        finally:
+            app.terminate()
     gone, _ = psutil.wait_procs(found, timeout=10)
     assert gone == found
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from conftest import CONF, ROOT, compose, small, start_legroom
+from processes import children_with
 
 from legroom.cli import argv, submitit_jobs, sweep
 from legroom.ranks import rank_info
@@ -60,8 +61,8 @@ def trained(folder: Path, count: int = 1) -> bool:
 
 def tasks_of(process: subprocess.Popen) -> list[psutil.Process]:
     """submitit's tasks below a command, in the order in which they were started."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    return sorted((p for p in below if "submitit.core._submit" in p.cmdline()), key=lambda p: p.create_time())
+    found = children_with(process.pid, "submitit.core._submit", recursive=True)
+    return sorted(found, key=lambda p: p.create_time())
 
 
 # --- submitit, on this machine ----------------------------------------------------------------------
@@ -269,8 +270,7 @@ def test_a_job_on_two_nodes_is_saved_requeued_and_resumed(slurm, tmp_path):
         stderr=subprocess.PIPE,
     )
     wait_for(lambda: trained(tmp_path / "s"))
-    script = psutil.Process(int((tmp_path / "slurm/1000.pid").read_text()))
-    [srun] = [child for child in script.children() if "srun" in child.cmdline()]
+    [srun] = children_with(int((tmp_path / "slurm/1000.pid").read_text()), " srun ")
     srun.send_signal(signal.SIGUSR2)  # --signal=USR2@120
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable
+
+import psutil
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h: the signal that a process gets when its parent has ended
 
@@ -27,3 +30,13 @@ def dies_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return before_exec
+
+
+def children_with(process_id: int, text: str, *, recursive: bool = False) -> list[psutil.Process]:
+    """The children that have a text in their command line. One that ends while it is asked has none."""
+    found = []
+    for child in psutil.Process(process_id).children(recursive=recursive):
+        with contextlib.suppress(psutil.Error):
+            if text in " ".join(child.cmdline()):
+                found.append(child)
+    return found
