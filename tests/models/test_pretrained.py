@@ -294,6 +294,15 @@ def test_weights_that_are_no_numbers_are_refused_by_name(train, gpt2, value, ada
     assert "NaN" in message and "\n" not in message
 
 
+@pytest.mark.parametrize("adapter,more", [("none", 0), ("none", 1), ("qlora", 1)])
+def test_weights_that_are_one_by_the_configuration_and_two_by_the_files_are_refused(train, gpt2, adapter, more):
+    folder, embeddings = gpt2(), "transformer.wte.weight"
+    change(folder, lambda weights: weights.update({"lm_head.weight": weights[embeddings] + more}))
+    words = (f"model.pretrained={folder}", "data=dummy", f"adapter={adapter}")
+    record = train(*words, status="refused" if more else "ok").record
+    assert not more or f"lm_head.weight is {embeddings} (tie_word_embeddings)" in record.error.message
+
+
 @pytest.mark.parametrize("family,kind", [("gpt2", "GPT2LMHeadModel"), ("bert", "BertForSequenceClassification")])
 def test_a_configuration_without_architectures_is_for_what_its_family_does(train, tmp_path, family, kind):
     saved_model = transformers.AutoModelForCausalLM if family == "gpt2" else transformers.BertForSequenceClassification

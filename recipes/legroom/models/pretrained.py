@@ -15,6 +15,7 @@ from legroom.models import head, quantized
 from legroom.options import known_models
 from legroom.options.model import counts_problems
 from legroom.records.printable import printable
+from legroom.third_party import transformers_models_private
 
 Warn = Callable[[str], None]
 SHOWN = 4  # names of weights in a message
@@ -109,6 +110,12 @@ def load_weights(
             f'Enter "architectures": ["{type(model).__name__}"] and the true id2label there.'
         )
     _refuse_no_numbers(name, model)
+    for other, first in sorted(transformers_models_private.not_tied(model).items())[:1]:
+        raise Refusal(
+            f"model.pretrained={name}: by its config.json, {other} is {first} (tie_word_embeddings), and the checkpoint "
+            "has two weights that differ. Programs that follow config.json read one of them alone. Enter "
+            '"tie_word_embeddings": false there (of a hub id, in a folder with its files), or take the wrong one out.'
+        )
     unused = sorted(report["unexpected_keys"])
     if unused:
         warn(

@@ -113,6 +113,13 @@ def tied_weights(model: PreTrainedModel) -> dict[str, str]:
     return model.all_tied_weights_keys
 
 
+def not_tied(model: PreTrainedModel) -> dict[str, str]:
+    """Name -> first name, of weights that are one by the configuration and two that differ by the checkpoint, which
+    `from_pretrained` then leaves apart."""
+    names = model.get_expanded_tied_weights_keys(all_submodels=True)
+    return {name: first for name, first in names.items() if name not in model.all_tied_weights_keys}
+
+
 def tensor_parallel_plan(model: PreTrainedModel) -> dict[str, str]:
     """Pattern of a module or a tensor -> style of tensor parallelism ('colwise', ...), empty without a plan."""
     return getattr(model.config, "base_model_tp_plan", None) or {}
