@@ -96,8 +96,8 @@ def test_what_a_template_does_not_write_is_refused_by_its_name(told_with, tmp_pa
     assert f"does not write {left_out}." in message and "talks.jsonl, line 1" in message
 
 
-@pytest.mark.parametrize("part,refused", [("[:1]", True), ("", False)])
-def test_a_template_that_writes_the_first_of_several_calls_is_refused(told_with, tmp_path, part, refused):
+@pytest.mark.parametrize("part,refused", [("[:1]", True), ("[-1:]", True), ("", False)])
+def test_a_template_that_writes_one_of_several_calls_is_refused(told_with, tmp_path, part, refused):
     """Also where another message has one call, which is written."""
     row = called("weather", {"city": "Rome"})
     calls = [*row["messages"][1]["tool_calls"], *ROWS[1]["messages"][1]["tool_calls"]]

@@ -105,13 +105,17 @@ class ChatTemplate:
 
     def _refuse_ignored(self, messages: Messages, tools: Tools, whole: str, where: str) -> None:
         """Raises Refusal if the template writes the same text without what a conversation has of tools."""
-        none, one = (  # of the calls of each message
-            [each | {"tool_calls": each["tool_calls"][:kept]} if "tool_calls" in each else each for each in messages]
-            for kept in (0, 1)
+        none, first, last = (  # of the calls of each message
+            [each | {"tool_calls": each["tool_calls"][kept]} if "tool_calls" in each else each for each in messages]
+            for kept in (slice(0), slice(1), slice(-1, None))
         )
         without_results = [each for each in messages if each["role"] != "tool"]
-        left_out = {"tools": (messages, None), "tool_calls": (none, tools), "all of several tool_calls": (one, tools)}
-        for what, (others, other_tools) in (left_out | {"the role tool": (without_results, tools)}).items():
+        for what, others, other_tools in (
+            ("tools", messages, None),
+            ("tool_calls", none, tools),
+            *(("all of several tool_calls", one, tools) for one in (first, last)),
+            ("the role tool", without_results, tools),
+        ):
             same = False
             if (others, other_tools) != (messages, tools):
                 with contextlib.suppress(Refusal):  # a template that insists on it writes it
