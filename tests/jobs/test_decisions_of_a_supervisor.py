@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import signal
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from known_values import known
 from legroom.jobs import failures, launch, post_mortem, supervise, training_run, worker
 from legroom.ranks.rank_info import RankInfo
 from legroom.records.messages import PhaseStarted, RankFailed, RecordUnwritten, Shown
-from legroom.records.record import Error
+from legroom.records.record import Error, Training
 
 
 def failed(rank: int, lost: bool = False, status: str = "failed") -> RankFailed:
@@ -509,7 +510,7 @@ def test_what_is_measured_of_one_more_step(phases, monkeypatch, ledger, flex, op
 
 @pytest.mark.parametrize("on_gpu,fails,share,loss,start", [
     (False, False, None, 1.5, 0), (True, False, 0.25, float("nan"), 7), (False, True, None, 1.5, 0),
-    (False, False, 0.5, None, 0),
+    (False, False, 0.5, None, 0), (False, False, None, float("inf"), 0),
 ])  # fmt: skip
 def test_what_is_noted_of_a_training(phases, monkeypatch, on_gpu, fails, share, loss, start):
     import torch
@@ -526,7 +527,7 @@ def test_what_is_noted_of_a_training(phases, monkeypatch, on_gpu, fails, share, 
             given.update(more, folder=folder)
 
         def training(self):
-            return SimpleNamespace(final_loss=loss, steps=9)
+            return Training(9, losses=[] if loss is None else [loss], final_loss=loss)
 
         def speed(self):
             return SimpleNamespace(data_wait_share=share, save_seconds=None, waiting_seconds_per_rank=None)
@@ -564,7 +565,9 @@ def test_what_is_noted_of_a_training(phases, monkeypatch, on_gpu, fails, share, 
     else:
         run._train()
     began = [Shown(f"Going on from step {start} of 9: folder")] if start else []
-    nan = ["the loss is not a number: lower train.learning_rate, or choose precision=bf16."] * (loss != loss)
+    nan = ["the loss is not a number: lower train.learning_rate, or choose precision=bf16."] * (
+        loss is not None and not math.isfinite(loss)
+    )
     assert log == [*began, "train", ["seed", run.cfg.train.seed], "trained", "failed" if fails else "ended", *nan]
     memory, speed = run.record.memory, run.record.speed
     assert (memory.host_peak_rss_bytes, speed.save_seconds) == (11, 2.5)

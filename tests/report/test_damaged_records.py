@@ -32,10 +32,12 @@ def full():
 
 
 def test_a_copy_of_a_record_is_counted_once(tmp_path):
-    put(tmp_path / "runs", [job(), job("precision=bf16")])
+    failed = job(status="oom", error=OOM)
+    failed.environment["started_at"] = "2026-11-28T12:00:00.001+00:00"
+    put(tmp_path / "runs", [job(), job("precision=bf16"), failed])
     shutil.copytree(tmp_path / "runs", tmp_path / "backup")
     records, warnings = read_all([tmp_path])
-    assert len(records) == 2 and len(warnings) == 2 and all("is a copy of" in line for line in warnings)
+    assert len(records) == 3 and len(warnings) == 3 and all("is a copy of" in line for line in warnings)
 
 
 def test_refusals_that_are_alike_are_no_copies(tmp_path):

@@ -6,12 +6,14 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
 import random
 import re
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -22,6 +24,7 @@ from legroom.records import atomic_file, record_file
 from legroom.records.record import TIGHT, Error, Estimate, Evaluation
 from legroom.report import plots, report, rows, sheet, tables, tradeoff_plot
 from legroom.report.files import csv_text, jsonl
+from legroom.report.page import sweep_page
 from legroom.report.screen_table import screen_text
 from legroom.report.tables import columns, markdown
 from legroom.units import MIB
@@ -192,6 +195,21 @@ def test_a_repeat_that_failed_does_not_count_and_is_told():
     assert row.notes == ["in backward: CUDA out of memory. A | B. Try precision=bf16."]
     (row,) = rows.table([job(status="refused", error=Error("load", "Refusal", "No. Type this.\nAnd that."))]).rows
     assert row.notes == ["No. Type this."]
+
+
+def test_a_loss_that_is_no_number_is_said_and_makes_no_best_job():
+    made = [job("measure.warmup_steps=1"), *(job("optim=sgd", f"measure.repeat={n}", speed=20.0 + n) for n in (0, 1))]
+    made[1].training.losses[-1] = made[1].training.final_loss = None
+    table = rows.table(made)
+    assert [row.notes for row in table.rows] == [[], ["the loss is not a number in 1 of 2 runs."]]
+    assert columns(table)["final loss"] == ["0.5000", "0.5000"]
+    made[2].training.losses[-1] = made[2].training.final_loss = math.inf
+    assert rows.table(made[1:2]).rows[0].notes == ["the loss is not a number."]
+    table = rows.table(made)
+    assert columns(table)["final loss"] == ["0.5000", "not a number"] and "in 2 of 2 runs" in columns(table)["note"][1]
+    [line] = [line for line in tradeoff_plot.figure(table).axes[0].lines if line.get_color() == tradeoff_plot.ORANGE]
+    assert list(line.get_ydata()) == [10.0], "the others are faster"
+    assert [row["diverged"] for row in sweep_page.data(table, Path(), {})["rows"]] == [False, True]
 
 
 def test_the_order_is_that_of_the_jobs():

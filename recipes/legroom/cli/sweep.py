@@ -227,6 +227,7 @@ def job_line(outcome: Record, number: int, overrides: list[str], before: str = "
     parts = [
         f"{outcome.speed.samples_per_second:.1f} samples/s" if outcome.speed.samples_per_second else "",
         f"{used / MIB:.0f} MiB" if used else "",
+        "the loss is not a number" if outcome.training.diverged else "",
         # Why a job was refused is said once for all of them, under the table.
         outcome.error.message.splitlines()[0] if outcome.error and outcome.status != "refused" else "",
         f"({before})" if before else "",

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import threading
 import time
@@ -176,8 +175,7 @@ class TrainingRun:
             self.record.speed.waiting_seconds_per_rank = collectives.all_gather(waiting_seconds)
         if self.record.speed.data_wait_share is not None:  # on every rank or on none
             self.record.speed.data_wait_share = max(collectives.all_gather(self.record.speed.data_wait_share))
-        final_loss = self.record.training.final_loss
-        if final_loss is not None and math.isnan(final_loss):
+        if self.record.training.diverged:
             self.progress.warn("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")
 
     def _note_figures(self) -> None:

@@ -37,8 +37,9 @@ def count(
         record.speed.ledger_seconds = time.perf_counter() - start
     for key, value in ledger.parts().items():
         setattr(record.memory, key, value)
-    if ledger.model_flops is not None and not cfg.model.flash_attention:  # which has no FLOP formula
-        _set_flops(cfg, record, ledger.model_flops, step_tokens, statistics.mean(step_log.tokens), loop)
+    flops = collectives.all_gather(ledger.model_flops)  # ranks have rows of other lengths, other layers, other experts
+    if None not in flops and not cfg.model.flash_attention:  # which has no FLOP formula
+        _set_flops(cfg, record, sum(flops) / step_tokens, statistics.mean(step_log.tokens), loop)
     return None if ledger.origins is None else timeline(ledger.log, ledger.origins)
 
 
@@ -59,22 +60,19 @@ def say_failure(what: str, error: Exception, progress: Progress) -> None:
     progress.warn(f"{what}: {type(error).__name__}: {error}")
 
 
-def _set_flops(cfg: Config, record: Record, model_flops: int, step_tokens: int, mean_tokens: float, loop: Any) -> None:
+def _set_flops(cfg: Config, record: Record, token_flops: float, mean_tokens: float, loop: Any) -> None:
     """Sets the FLOPs of a mean step, and the model FLOPs utilization (MFU) on a GPU of known peak.
 
-    model_flops, step_tokens: of the ledger's step on this rank and on all ranks. The ledger's step is the largest, so
-    its FLOPs are scaled by tokens, which neglects the quadratic part of attention.
+    token_flops: FLOPs a token of the ledger's step, over all ranks. That step is the largest, so scaling by tokens
+    neglects the quadratic part of attention. The utilization is that of the measured steps together: where lengths
+    differ, a mean step's FLOPs in a median step's time would be too many.
     """
     speed = record.speed
-    processes = cfg.parallelism.num_processes or 1
-    all_ranks_flops = model_flops * processes  # with dp one process runs all replicas
-    if cfg.parallelism.experts or cfg.parallelism.stages:  # of which some have more to compute than others
-        all_ranks_flops = sum(collectives.all_gather(model_flops))
-    speed.model_flops_per_step = round(all_ranks_flops * mean_tokens / step_tokens)
-    gpus = max(processes, cfg.parallelism.replicas)
+    speed.model_flops_per_step = round(token_flops * mean_tokens)
+    gpus = max(cfg.parallelism.num_processes or 1, cfg.parallelism.replicas)  # with dp one process runs all replicas
     peak_flops = gpu_specs.peak_flops(record.environment["device_name"], cfg.precision.name)
-    if peak_flops and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
-        speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak_flops * gpus)
+    if peak_flops and speed.tokens_per_second and loop.accelerator.device.type == "cuda":
+        speed.mfu = token_flops * speed.tokens_per_second / (peak_flops * gpus)
 
 
 def take_largest(memory: Memory) -> None:

@@ -112,8 +112,8 @@ def load_weights(
     _refuse_no_numbers(name, model)
     for other, first in sorted(transformers_models_private.not_tied(model).items())[:1]:
         raise Refusal(
-            f"model.pretrained={name}: by its config.json, {other} is {first} (tie_word_embeddings), and the checkpoint "
-            "has two weights that differ. Programs that follow config.json read one of them alone. Enter "
+            f"model.pretrained={name}: by its config.json, {other} is {first} (tie_word_embeddings), and its files "
+            "have two weights that differ. Programs that follow config.json read one of them alone. Enter "
             '"tie_word_embeddings": false there (of a hub id, in a folder with its files), or take the wrong one out.'
         )
     unused = sorted(report["unexpected_keys"])

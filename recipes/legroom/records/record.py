@@ -6,6 +6,7 @@ The comment behind a field is its description in docs/record.schema.json.
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
 
 from legroom.config import ESTIMATE_ONLY, identity_of
@@ -48,6 +49,11 @@ class Training:
     resumed_from_step: int | None = None  # the steps before it are in the losses, and not in the speed
     padding_share: float | None = None  # of tokens, 0 to 1: what is padding
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the last loss is not a finite number."""
+        return bool(self.losses) and (self.final_loss is None or not math.isfinite(self.final_loss))
+
 
 @dataclass
 class Evaluation:
@@ -83,7 +89,7 @@ class Speed:
     waiting_seconds_per_rank: list[float] = field(default_factory=list)  # per step, for other ranks, as DDP logs it
     data_wait_share: float | None = None  # of their time, 0 to 1: for batches, on the host; the longest of the ranks
     evaluation_seconds: float | None = None  # part of train_seconds: evaluations between steps
-    save_seconds: float | None = None  # part of train_seconds: checkpoints between steps
+    save_seconds: float | None = None  # of checkpoints; part of train_seconds but for those behind the last step
     compile_seconds: float | None = None  # part of train_seconds: torch.compile's own work, if it has any
     ledger_seconds: float | None = None  # the extra step that counts memory; in no other figure
     # recipe=estimate: between these two lie nine of ten steps

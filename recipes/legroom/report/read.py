@@ -60,7 +60,7 @@ def _not_of_its_folder(found: Record, folder: Path) -> str | None:
 
 def _copied(found: Record, path: Path, contents: dict[bytes, Path]) -> str | None:
     """Why a record is a copy of one that was read before, or None. contents: digest -> path of those; is added to."""
-    if found.speed.train_seconds is None:
+    if found.speed.train_seconds is None and not found.environment.get("started_at"):  # two jobs may be alike
         return None
     first = contents.setdefault(hashlib.sha256(record_file.to_json(found).encode()).digest(), path)
     return None if first == path else f"it is a copy of {first}."

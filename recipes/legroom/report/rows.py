@@ -16,6 +16,7 @@ from legroom.report.row_order import in_order
 from legroom.units import GIB, MIB
 
 DONE = ("ok", "preempted")  # statuses whose figures are valid
+NO_NUMBER = "not a number"
 # Kinds of memory: (name, meaning). A table shows the first one that all jobs have, so that they can be compared.
 MEMORY_KINDS = {
     "device_used_bytes": ("device", "what the whole device had in use, by NVML"),
@@ -59,6 +60,11 @@ class Row:
         return any(run.status in DONE for run in self.runs)
 
     @property
+    def diverged(self) -> int:
+        """How many of the counted runs ended with a loss that is not a number."""
+        return sum(run.training.diverged for run in self.counted)
+
+    @property
     def statuses(self) -> list[str]:
         """The status of each run; an estimate has not run out of memory, it does not fit, or is tight."""
         return list(map(shown_status, self.runs))
@@ -96,6 +102,9 @@ class Row:
                 where = "" if error.type == "Refusal" else f"in {error.phase}: "  # which comes before every phase
                 note = f"{where}{first}{'' if first.endswith(('.', '?')) else '.'} {error.hint or ''}".rstrip()
                 notes.append(printable(note))
+        if self.diverged:
+            of = f" in {self.diverged} of {len(self.counted)} runs" if len(self.counted) > 1 else ""
+            notes.append(f"the loss is {NO_NUMBER}{of}.")
         for step in {run.training.resumed_from_step for run in self.runs} - {None, 0}:
             notes.append(f"resumed at step {step}: the time is that of the steps since.")
         if self.jobs_at_once > 1:

@@ -9,7 +9,7 @@ from legroom.records.record import DOES_NOT_FIT, STATUSES, TIGHT, Record, verdic
 from legroom.report import predicted
 from legroom.report.labels import PACKAGES, synonyms
 from legroom.report.predicted import number
-from legroom.report.rows import MAX_KEY_COLUMNS, Row, Spread, Table
+from legroom.report.rows import MAX_KEY_COLUMNS, NO_NUMBER, Row, Spread, Table
 
 # Stated once above the table when all jobs have the same value.
 CONTEXT = (
@@ -122,7 +122,7 @@ def columns(made: Table) -> dict[str, list[str]]:
     def published(key: str, unit: float = 1) -> Callable[[Row], str]:
         return lambda row: number(row.published[key] / unit) if row.published.get(key) else ""
 
-    step = figure("speed", "step_seconds_median", 1e-3)
+    step, loss = figure("speed", "step_seconds_median", 1e-3), figure("training", "final_loss")
     repeated = any(len(row.runs) > 1 for row in made.rows)
     cells: dict[str, Callable[[Row], str]] = {
         "runs": lambda row: str(len(row.runs)) if repeated else "",
@@ -145,7 +145,7 @@ def columns(made: Table) -> dict[str, list[str]]:
         "bound by": lambda row: (row.counted[0].speed.bound_by or "") if row.counted else "",
         COST: _cost,
         "time s": figure("speed", "train_seconds"),
-        "final loss": figure("training", "final_loss"),
+        "final loss": lambda row: loss(row) or NO_NUMBER * bool(row.diverged),
         "evaluation": _evaluation,
         "note": lambda row: " ".join(row.notes),
     }

@@ -43,7 +43,8 @@ def figure(made: Table) -> Figure:
         for i, row in enumerate(made.rows)
         if row.done and (memory := made.memory(row)) and (speed := made.speed(row))
     }
-    best = best_tradeoffs(points, lambda one, other: alike(made.rows[one], made.rows[other]))
+    trained = {i: point for i, point in points.items() if not made.rows[i].diverged}
+    best = best_tradeoffs(trained, lambda one, other: alike(made.rows[one], made.rows[other]))
     named = sorted(points, key=lambda i: points[i]) if len(points) <= MAX_NAMED else best
     drawn = new_figure(1.5 * PANEL, 3.5)
     axes = drawn.subplots()

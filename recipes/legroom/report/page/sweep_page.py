@@ -90,6 +90,7 @@ def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> di
         "status": row.status,
         "estimate": row.estimate,
         "ok": row.done,
+        "diverged": row.diverged > 0,
         "parts": [part.median for part in parts if part] if all(parts) else None,
         "peak": peak.median if peak else None,
         "fits": fit.fits if fit else None,

@@ -43,6 +43,7 @@ function sweepPage(sweep, place) {
 }
 
 const good = (row) => row.ok && row.memory !== null && row.speed !== null;
+const trained = (row) => good(row) && !row.diverged;
 
 /** Whether two speeds count as equal: measured ones by their spread, predicted ones within a hundredth. */
 function alike(row, other) {
@@ -59,7 +60,7 @@ function speedChange(row, base) {
 /** The rows that no other one beats in both memory and throughput, by memory; one that is as fast as the last is none. */
 function front(rows) {
   const found = [];
-  for (const row of rows.filter(good).sort((a, b) => a.memory - b.memory || b.speed - a.speed)) {
+  for (const row of rows.filter(trained).sort((a, b) => a.memory - b.memory || b.speed - a.speed)) {
     const last = found[found.length - 1];
     if (!last || (row.speed > last.speed && !alike(row, last))) found.push(row);
   }
@@ -69,7 +70,7 @@ function front(rows) {
 function bestCards(sweep, state, redraw) {
   const place = h("section", { class: "card", "aria-live": "polite" });
   redraw.push(() => {
-    const rows = state.shown.filter(good), base = sweep.rows[state.baseline];
+    const rows = state.shown.filter(trained), base = sweep.rows[state.baseline];
     const least = (key, sign) => rows.reduce((best, row) => (!best || sign * row[key] < sign * best[key] ? row : best), null);
     const one = (title, row, value, versus) => row && h("div", { style: "flex:1 1 260px" }, h("span", {}, title), h("b", {}, value),
       h("div", { style: "overflow-wrap:anywhere" }, jobLink(row)), h("span", {}, versus));
