@@ -1,4 +1,14 @@
-"""The command `check`: whether a training script that somebody wrote fits a GPU, and how fast it is there."""
+"""The command `check`: whether a training script that somebody wrote fits a GPU, and how fast it is there.
+
+  {0} --gpu rtx4090_24gb train.py --batch_size 12
+  {0} --gpu rtx4090_24gb,a100_80gb -- train.py --batch_size 12
+  {0} --gpu a100_80gb -- torchrun --nproc_per_node 4 train.py
+  {0} --gpu a100_80gb --budget 24GiB -- trl sft --model_name_or_path ...
+  {0} --gpu rtx4090_24gb --try -- train.py --batch_size 12
+
+The script runs unchanged, on tensors without data, until its second optimizer step is over. What it writes and sends is
+held back. Exit code 0 when it fits, 3 when it does not (or is above --budget), 2 when there is no verdict.
+"""
 
 import argparse
 import dataclasses
@@ -20,16 +30,6 @@ from legroom.units import GIB, MIB, PARTS
 
 OUT_OF_MEMORY = 3
 LARGEST = 5  # tensors that are printed
-EXAMPLES = """
-  {0} --gpu rtx4090_24gb train.py --batch_size 12
-  {0} --gpu rtx4090_24gb,a100_80gb -- train.py --batch_size 12
-  {0} --gpu a100_80gb -- torchrun --nproc_per_node 4 train.py
-  {0} --gpu a100_80gb --budget 24GiB -- trl sft --model_name_or_path ...
-  {0} --gpu rtx4090_24gb --try -- train.py --batch_size 12
-
-The script runs unchanged, on tensors without data, until its second optimizer step is over. What it writes and sends is
-held back. Exit code 0 when it fits, 3 when it does not (or is above --budget), 2 when there is no verdict.
-"""
 
 
 def main(argv: list[str]) -> int:
@@ -45,12 +45,15 @@ def main(argv: list[str]) -> int:
         return REFUSED
 
 
-def parser_of(name: str, doc: str | None, usage: str, examples: str) -> argparse.ArgumentParser:
-    """What `check` and `measure` have in common."""
+def parser_of(name: str, doc: str | None, usage: str) -> argparse.ArgumentParser:
+    """What `check` and `measure` have in common.
+
+    doc: the command's module says what it is in the first line, and then what --help ends with.
+    """
     typed, formatter = invocation.command(name), argparse.RawDescriptionHelpFormatter
-    usage, doc = f"{typed} {usage} [--] SCRIPT [its arguments]", (doc or "").partition(": ")[2]
-    examples = examples.format(typed)
-    parser = argparse.ArgumentParser(typed, usage, doc, examples, formatter_class=formatter, allow_abbrev=False)
+    what, _, examples = (doc or "").partition("\n")
+    texts = (f"{typed} {usage} [--] SCRIPT [its arguments]", what.partition(": ")[2], examples.format(typed))
+    parser = argparse.ArgumentParser(typed, *texts, formatter_class=formatter, allow_abbrev=False)
     add = parser.add_argument
     add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
     add("--offline", action="store_true", help="the script downloads nothing")
@@ -68,7 +71,7 @@ def parsed(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("check", __doc__, "[--gpu GPU[,GPU]] [options]", EXAMPLES)
+    parser = parser_of("check", __doc__, "[--gpu GPU[,GPU]] [options]")
     add = parser.add_argument
     add("--gpu", default="auto", help="an option of conf/gpu, several with commas; auto is the installed one")
     add("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: the live tensors of a step on this CPU alone")

@@ -1,18 +1,4 @@
-"""The command `fit`: search for the fastest configurations that fit, and print them."""
-
-import contextlib
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
-
-from rich.console import Console
-
-from legroom import invocation
-from legroom.cli import console, exit_codes
-from legroom.errors import Refusal
-from legroom.foresight.search import plan, pool, present, request
-
-HELP = """The fastest configurations that fit a GPU, with the commands to paste.
+"""The fastest configurations that fit a GPU, with the commands to paste.
 
     {fit} model=gpt2_xl gpu=rtx4090_24gb batch.effective=64 'fit.allow=[precision,optim]'
     {fit} model=gpt2_xl gpu=rtx4090_24gb fit.gpus=4 batch.effective=64 data.seq_len=1024
@@ -32,13 +18,26 @@ the best configuration of each.
     fit.prices={{l4_24gb:0.7}}     of a GPU and hour; then the table of several GPUs has the cost of a million tokens
     fit.sort=cost                the table of several GPUs by cost; speed otherwise
 
-Exit code 0 when something fits, 3 when nothing does, 2 for a refusal."""
+Exit code 0 when something fits, 3 when nothing does, 2 for a refusal.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+
+from rich.console import Console
+
+from legroom import invocation
+from legroom.cli import console, exit_codes
+from legroom.errors import Refusal
+from legroom.foresight.search import plan, pool, present, request
 
 
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code: 0 if something fits, 3 if nothing does, 130 for Ctrl-C."""
     if not argv or {"-h", "--help"} & set(argv):
-        print(HELP.format(fit=invocation.command("fit"), train=invocation.command()))
+        print((__doc__ or "").format(fit=invocation.command("fit"), train=invocation.command()), end="")
         return 0
     try:
         return find(argv)

@@ -1,4 +1,13 @@
-"""The command `measure`: run a training script for some steps, and count what it takes."""
+"""The command `measure`: run a training script for some steps, and count what it takes.
+
+  {0} train.py --batch_size 12
+  {0} --share record.json -- torchrun --nproc_per_node 1 train.py
+
+The script really runs, on the GPU if it uses one and otherwise on the CPU, for --steps optimizer steps. The tensors of
+the first two are counted, one by one; the steps after them are timed without that. What the script writes and sends is
+held back. Exit code 0 when it was measured, 2 when it was not. --share writes sizes, times and versions, and neither
+names nor paths nor data.
+"""
 
 import dataclasses
 import json
@@ -13,20 +22,10 @@ from legroom.errors import Refusal
 from legroom.foresight.programs import check, command, measure, process
 from legroom.units import MIB
 
-EPILOG = """
-  {0} train.py --batch_size 12
-  {0} --share record.json -- torchrun --nproc_per_node 1 train.py
-
-The script really runs, on the GPU if it uses one and otherwise on the CPU, for --steps optimizer steps. The tensors of
-the first two are counted, one by one; the steps after them are timed without that. What the script writes and sends is
-held back. Exit code 0 when it was measured, 2 when it was not. --share writes sizes, times and versions, and neither
-names nor paths nor data.
-"""
-
 
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
-    parser = parser_of("measure", __doc__, "[options]", EPILOG)
+    parser = parser_of("measure", __doc__, "[options]")
     add = parser.add_argument
     add("--steps", type=int, default=measure.STEPS, help="optimizer steps, at least 2 (%(default)d)")
     add("--no-prediction", action="store_true", help="do not run `check` beside it")

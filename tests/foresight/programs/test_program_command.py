@@ -163,7 +163,7 @@ def test_one_process_of_accelerate_is_told_of_no_ranks():
     "typed, program", [("--gpu t -m pkg --json 1", "-m pkg --json 1"), ("--gpu t train.py -m 3", "train.py -m 3")]
 )
 def test_a_module_needs_no_python_in_front_of_it(typed, program):
-    parser = check.parser_of("check", None, "", "")
+    parser = check.parser_of("check", None, "")
     parser.add_argument("--gpu")
     assert check.parsed(parser, typed.split()).program == program.split()
     assert command.parse(["-m", "torch", "1"]).argv == ["1"]
