@@ -25,10 +25,8 @@ LONG_WAIT = 0.05  # of a step's time, for batches
 SHOWN_CHARACTERS = 68  # of a text that the model was given, and of what it said
 # Menus whose option is said by itself; of the others, those whose option tells what it is, and options that do nothing.
 NAMED_APART = {"recipe", "model", "data", "precision", "optim", "accumulation", "tracker", "gpu"}
-KNOWN_BY_NAME, OFF = (
-    {"parallelism", "adapter"},
-    (None, "none", "single", "standard"),
-)  # of menus of levers; their options
+KNOWN_BY_NAME = {"parallelism", "adapter"}  # of menus of levers
+OFF = (None, "none", "single", "standard")  # their options
 LABEL = 10  # columns of the name of a line, with what stands before and behind it
 
 

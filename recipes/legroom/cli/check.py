@@ -21,14 +21,13 @@ from typing import Any
 
 from legroom import invocation, units
 from legroom.cli import check_levers, console
-from legroom.cli.commands import REFUSED
+from legroom.cli.exit_codes import OUT_OF_MEMORY, REFUSED
 from legroom.errors import Refusal
 from legroom.foresight.programs import check, command, process, program_record, script_batch, try_levers
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import DOES_NOT_FIT
 from legroom.units import GIB, MIB, PARTS
 
-OUT_OF_MEMORY = 3
 LARGEST = 5  # tensors that are printed
 
 
@@ -39,10 +38,15 @@ def main(argv: list[str]) -> int:
     try:
         return _checked(asked, argv[: len(argv) - len(asked.program)])
     except (Refusal, OSError) as error:
-        if isinstance(error, check.NotFollowed):
-            print(tail_of(error.outcome), end="", file=sys.stderr)
-        print(f"refused: {error}", file=sys.stderr)
-        return REFUSED
+        return refused(error)
+
+
+def refused(error: Exception) -> int:
+    """Print why there is no answer, behind the end of what the script printed. Returns the exit code."""
+    if isinstance(error, check.NotFollowed):
+        print(tail_of(error.outcome), end="", file=sys.stderr)
+    print(f"refused: {error}", file=sys.stderr)
+    return REFUSED
 
 
 def parser_of(name: str, doc: str | None, usage: str) -> argparse.ArgumentParser:

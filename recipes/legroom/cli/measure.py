@@ -11,13 +11,11 @@ names nor paths nor data.
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 from legroom import invocation
 from legroom.cli import console
-from legroom.cli.check import Progress, parsed, parser_of, tail_of
-from legroom.cli.commands import REFUSED
+from legroom.cli.check import Progress, parsed, parser_of, refused
 from legroom.errors import Refusal
 from legroom.foresight.programs import check, command, measure, process
 from legroom.units import MIB
@@ -40,10 +38,7 @@ def main(argv: list[str]) -> int:
         if not asked.no_prediction:
             done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, offline=asked.offline))
     except Refusal as error:
-        if isinstance(error, check.NotFollowed):
-            print(tail_of(error.outcome), end="", file=sys.stderr)
-        print(f"refused: {error}", file=sys.stderr)
-        return REFUSED
+        return refused(error)
     if asked.share is not None:
         measure.write_shared(done, asked.share)
     console.say(json.dumps(done.found | {"predicted": done.predicted}) if asked.json else text_of(done, program))

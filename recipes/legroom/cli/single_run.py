@@ -64,10 +64,8 @@ def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
         return _refuse(problems)
     if before is not None and resume.is_finished(cfg, folder, before):
         return _report_finished(cfg, before, folder)
-    if cfg.resume == resume.LATEST:
-        problems = resume.mismatch_problems(cfg, checkpoint_files.found(folder))
-        if problems:
-            return _refuse(problems)
+    if cfg.resume == resume.LATEST and (problems := resume.mismatch_problems(cfg, checkpoint_files.found(folder))):
+        return _refuse(problems)
     damaged = resume.damaged_record(cfg, folder) if before is None else None
     outcome.warnings += [damaged] if damaged else []
     return _run_and_report(folder, Composed(cfg, outcome), before, resumes=damaged is not None)

@@ -148,17 +148,13 @@ class Followed:
             self.follower.print_notes()
             time.sleep(pause_seconds)
         deadline = time.monotonic() + (0 if self.local else LAG_SECONDS)
-        while not self._has_ended(note := self.follower.print_notes().get(self.number)):
+        while (note := self.follower.print_notes().get(self.number)) is None or note["status"] == sweeps.STARTED:
             if time.monotonic() >= deadline:
                 self.write_post_mortem(note)
                 self.follower.print_notes()
                 break
             time.sleep(pause_seconds)
         return [JobReturn(status=JobStatus.COMPLETED)]
-
-    @staticmethod
-    def _has_ended(note: dict[str, Any] | None) -> bool:
-        return note is not None and note["status"] != sweeps.STARTED
 
     def write_post_mortem(self, note: dict[str, Any] | None) -> None:
         """Write the record and the note of a job that ended without them. note: of its start, or None."""
