@@ -1,8 +1,6 @@
 """data: checks of files and lengths, and the entries for TrainingArguments."""
 
-import json
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from legroom import paths
@@ -10,6 +8,7 @@ from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.options import data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
+from legroom.records import saved_model
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
 OF_TALKS = ("data.messages_column", "data.prompt_column", "data.completion_column", "data.train_on")
@@ -154,20 +153,12 @@ def _tokenizer_problems(cfg: Config) -> list[str]:
     folder = paths.expanded(pretrained)
     if not (folder / "config.json").is_file() or any(any(folder.glob(name)) for name in TOKENIZER_FILES):
         return []  # a folder without a model is refused with model.pretrained; the hub is asked later
-    if _is_of_other_inputs(folder):
+    if OTHER_INPUTS & saved_model.settings(folder / "config.json").keys():  # of models of images or of audio
         return []  # refused as what it is, once its class is known
     return [
         f"model.pretrained={pretrained} brings no tokenizer, so the ids that its weights were trained on are not "
         "known. Save the tokenizer into the folder (tokenizer.save_pretrained), or name it with data.tokenizer=."
     ]
-
-
-def _is_of_other_inputs(folder: Path) -> bool:
-    """Whether the configuration in a folder has keys that models of images or of audio have."""
-    try:
-        return bool(OTHER_INPUTS & json.loads((folder / "config.json").read_text()).keys())
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def _encoding_problems(cfg: Config) -> list[str]:

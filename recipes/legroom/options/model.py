@@ -11,6 +11,7 @@ from legroom import invocation, paths
 from legroom.config import Config
 from legroom.config.menus import MOST_LAYERS, MOST_PARTS
 from legroom.options import hooks, model_families, task
+from legroom.records import saved_model
 from legroom.records.printable import printable
 
 SET_BY_WEIGHTS = {*model_families.SIZES, "dropout"}
@@ -125,8 +126,8 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
             f"model.pretrained={pretrained} is a file. Name the folder of the model, in which its configuration is "
             f"called config.json: model.pretrained={Path(pretrained).parent}."
         ]
-    if (folder / "adapter_config.json").is_file() and not any(folder.glob("model*.safetensors")):
-        return [_adapter_alone(pretrained, folder / "adapter_config.json")]
+    if (folder / saved_model.ADAPTER_FILE).is_file() and not any(folder.glob("model*.safetensors")):
+        return [_adapter_alone(pretrained, folder / saved_model.ADAPTER_FILE)]
     if not (folder / "config.json").is_file():
         return [f"model.pretrained={pretrained}: the folder has no config.json, so it is no saved model."]
     if needs_weights and not list(folder.glob("*.safetensors")):
@@ -167,10 +168,7 @@ def counts_problems(values: Any) -> list[str]:
 
 def _adapter_alone(pretrained: str, file: Path) -> str:
     """What is said of a folder with an adapter and no model."""
-    try:
-        base = printable(str(json.loads(file.read_text())["base_model_name_or_path"] or "its base model"))
-    except (ValueError, OSError, KeyError, TypeError):
-        base = "its base model"
+    base = printable(str(saved_model.settings(file).get("base_model_name_or_path") or "its base model"))
     return (
         f"model.pretrained={pretrained} holds an adapter alone (adapter_config.json), which was trained beside {base}. "
         f"Type model.pretrained={base} to train a new one; to go on from this one, merge the two first "
