@@ -97,7 +97,7 @@ def drawn(monkeypatch):
             simulated.append(" ".join(str(batch["input_ids"].shape[1]) for batch in taken))
             return len(simulated)
 
-        monkeypatch.setattr(uneven_lengths, "_step", step)
+        monkeypatch.setattr(uneven_lengths, "step", step)
         first, found = uneven_lengths.draw(loop, None, None, micro_batches, [(0, MIB)], Settings())  # type: ignore[arg-type]
         assert epochs == [0]
         tallies = [tally.idle for tally in first.tallies]

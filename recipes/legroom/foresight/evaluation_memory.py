@@ -8,6 +8,7 @@ import torch
 from legroom import units
 from legroom.config import Config
 from legroom.data import data_loader
+from legroom.foresight import uneven_lengths
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.memory.allocator import Demand
@@ -32,12 +33,9 @@ def requests(
     data = training.data
     longest = data_loader.longest(data, data.eval, BATCHES * cfg.eval.batch * data.ranks)
     loader = data_loader.batch_loader(data, longest, training.args, cfg.eval.batch, shuffle=False)
-    step = next(accelerate_loop.chunks(data_loader.largest_step(data, training.args), BATCHES))
+    batches = next(accelerate_loop.chunks(data_loader.largest_step(data, training.args), BATCHES))
     trace = OpTrace(fake, loop.bare_model, optimizer)
-    with trace:
-        figures = loop.step(step)
-    del figures
-    ends = [len(trace.log.events)]
+    ends = [uneven_lengths.step(loop, trace, batches)]
     with trace, evaluate.evaluating(cfg, loop) as forward:
         figures = evaluate.totals(forward, loader, data.task, loop.accelerator.device)
     del figures

@@ -99,7 +99,7 @@ def draw(
         lengths |= _shapes(batches)
         positions += sum(map(_positions, batches))
         filled += sum(batch.unpadded_everywhere for batch in batches)
-        ends.append(_step(loop, trace, batches))
+        ends.append(step(loop, trace, batches))
         tallies.append(trace.step_tally(len(batches)))
         del batches  # what a step leaves behind is freed at its end
         if len(ends) == count:
@@ -112,12 +112,12 @@ def draw(
             lengths |= _shapes(batches)
             positions += sum(map(_positions, batches))
             filled += sum(batch.unpadded_everywhere for batch in batches)
-            ends.append(_step(loop, trace, batches))
+            ends.append(step(loop, trace, batches))
             del batches
             break
     if len(lengths) < 2:
         return first, None
-    ends.append(_step(loop, trace, longest[:LONGEST_BATCHES]))
+    ends.append(step(loop, trace, longest[:LONGEST_BATCHES]))
     orders = _orders(len(ends))
     events = [trace.allocator_events_of(ends, order) for order in orders]
     return first, drawn_steps(len(orders[0]), events, max(0.0, 1 - filled / positions), longest_events, settings)
@@ -157,8 +157,8 @@ def _shapes(batches: list[Any]) -> set[tuple[int, ...]]:
     return {tuple(batch["input_ids"].shape) for batch in batches}
 
 
-def _step(loop: Any, trace: OpTrace, batches: list[Any]) -> int:
-    """Simulate a step. Returns where it ends in the log."""
+def step(loop: Any, trace: OpTrace, batches: list[Any]) -> int:
+    """Simulate a step of the raw recipe. Returns where it ends in the log."""
     with trace:
         figures = loop.step(batches)
     del figures

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -45,6 +46,11 @@ def dispatch_keys(name: str) -> Any:
 
 # Context manager: kernels of a set of dispatch keys are not called. Autocast kernels leave autocast with it.
 excluded_dispatch_keys = torch._C._ExcludeDispatchKeyGuard
+
+
+def overload(name: str) -> Any:
+    """The operator of aten that `registered_kernels` takes by a name: "add.Tensor", or "add_" for the default one."""
+    return attrgetter(name if "." in name else f"{name}.default")(torch.ops.aten)
 
 
 @contextlib.contextmanager

@@ -34,10 +34,9 @@ def cuda_autocast(device_type: str) -> Iterator[None]:
     kernels: dict[str, Callable] = {}
     for policy, names in LISTS.items():
         for name in names:
-            packet, _, overload = name.partition(".")
-            if hasattr(torch.ops.aten, packet) and (name != "rms_norm" or torch.__version__ >= "2.12"):
-                func = getattr(getattr(torch.ops.aten, packet), overload or "default")
-                kernels[name] = functools.partial(getattr(policies, policy), func)
+            known = hasattr(torch.ops.aten, name.partition(".")[0])
+            if known and (name != "rms_norm" or torch.__version__ >= "2.12"):
+                kernels[name] = functools.partial(getattr(policies, policy), backend.overload(name))
     with (
         backend.fallthrough_for(KEY),
         backend.registered_kernels(KEY, kernels),

@@ -14,7 +14,7 @@ import torch
 
 from legroom.foresight.fake_gpu import error_guard
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
-from legroom.third_party.torch_backend_private import BackendModule, register_backend
+from legroom.third_party.torch_backend_private import BackendModule, overload, register_backend
 
 # torch.tensor and process groups call these below every dispatch mode, so the device needs kernels for them.
 KERNELS = ("empty.memory_format", "empty_strided", "copy_", "as_strided", "view", "_reshape_alias", "zero_")
@@ -92,9 +92,4 @@ def register() -> None:
 
 def kernels(compute: Callable) -> dict[str, Callable]:
     """Operator name -> kernel. compute(func, *args, **kwargs): returns the result of an operation."""
-    made: dict[str, Callable] = {}
-    for name in KERNELS:
-        packet, _, overload = name.partition(".")
-        func = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        made[name] = functools.partial(compute, func)
-    return made
+    return {name: functools.partial(compute, overload(name)) for name in KERNELS}

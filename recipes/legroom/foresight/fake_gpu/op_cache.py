@@ -73,7 +73,7 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     name = op_name(func)
     if name == "int8_vectorwise_quant":  # which columns stay in 16 bits depends on the values: none
         columns = _describe(torch.empty(0, dtype=torch.int64, device="meta"), {}, {})
-        plain = _describe(run_on_meta(func, [metas[id(args[0])]], {}), {}, {})
+        plain = _describe(func(metas[id(args[0])]), {}, {})
         return (*plain[:-1], columns)
     # The meta kernel of this product accepts bf16 only; CUDA's accepts every float dtype.
     grouped = name == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
@@ -90,7 +90,7 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     on_host = bool(tensors) and all(tensor.is_cpu for tensor in tensors)
     try:
         with torch_private.meta_kernels_of("cpu" if on_host else "cuda"):
-            result = run_on_meta(WITHOUT_META.get(func, func), [on_meta(value) for value in args], meta_kwargs)
+            result = WITHOUT_META.get(func, func)(*map(on_meta, args), **meta_kwargs)
     except RuntimeError as error:  # NotImplementedError, of an operation without a meta kernel, is one, too
         raise UnknownOperation(f"the fake device cannot infer {func}: {str(error).splitlines()[0]}") from error
     if grouped:
@@ -134,11 +134,6 @@ WITHOUT_META = {
     aten._sample_dirichlet.default: lambda parameters, *_: torch.empty_like(parameters),
     aten._dirichlet_grad.default: lambda sample, *_: torch.empty_like(sample),
 }
-
-
-def run_on_meta(func: Any, args: list, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on meta tensors."""
-    return func(*args, **kwargs)
 
 
 def meta_copy(tensor: torch.Tensor) -> torch.Tensor:
