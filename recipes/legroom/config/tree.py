@@ -116,14 +116,10 @@ def from_dict(values: dict, cls: type = Config):
 
 
 def to_dict(cfg: Any) -> dict:
-    """The typed tree as a dictionary, for the record: None where a key has no value. Facts are left out."""
-
-    def values_of(node: Any) -> dict:
-        found = {}
-        for each in dataclasses.fields(node):
-            value, recorded = getattr(node, each.name), each.metadata.get("recorded", True)
-            if recorded is True or (recorded == "if set" and value is not None):
-                found[each.name] = values_of(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
-        return found
-
-    return values_of(cfg)
+    """The typed tree, or a part of it, as a dictionary, for the record: None where a key has no value, and no facts."""
+    found = {}
+    for each in dataclasses.fields(cfg):
+        value, recorded = getattr(cfg, each.name), each.metadata.get("recorded", True)
+        if recorded is True or (recorded == "if set" and value is not None):
+            found[each.name] = to_dict(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
+    return found

@@ -77,7 +77,6 @@ def config_of(folder: Path) -> dict:
 
     Of the checkpoint's files only those that hold it are read, so this is fast also for a large model.
     """
-    folder = Path(folder)
     manifest = _manifest(folder)
     path = folder / rank_file(0)
     _verify_file(path, *manifest["files"][path.name])
@@ -86,7 +85,6 @@ def config_of(folder: Path) -> dict:
 
 def verify(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, every byte of it checked. Raises BrokenCheckpoint."""
-    folder = Path(folder)
     manifest = _manifest(folder)
     for file, (size, checksum) in manifest["files"].items():
         _verify_file(folder / file, size, checksum)

@@ -27,9 +27,8 @@ def guide() -> dict[str, dict]:
 
     Bytes are those of the whole device. A figure that a row does not have is left out.
     """
-    lines = list(csv.DictReader(GUIDE_FILE.read_text().splitlines()))
     published = {}
-    for line in lines:
+    for line in csv.DictReader(GUIDE_FILE.read_text().splitlines()):
         figures: dict[str, Any] = {
             "source": GUIDE_SOURCE,
             "where": " ".join(f"{key}={line[name]}" for name, key in GUIDE_SETTINGS.items()),

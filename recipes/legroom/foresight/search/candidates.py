@@ -62,7 +62,7 @@ def candidates_of(
         for lever in ("precision", "optim", space.BATCH):
             own[lever] = [value for value in own[lever] if search.possible(fixed | {lever: value})]
         if all(own.values()) and search.possible(fixed):
-            groups.append(_Group(search, own, own["precision"], together, capacity_bytes, workers))
+            groups.append(_Group(search, own, together, capacity_bytes, workers))
     made = [candidate for group in groups for candidate in group.candidates()]
     results = [future.result() for group in groups for future in group.submitted]
     return made, [why for _, why in results if why], sum(len(chain) for chain, _ in results)
@@ -72,21 +72,15 @@ class _Group:
     """All choices with one of these precisions and modes, which share their extrapolations."""
 
     def __init__(
-        self,
-        search: space.SearchSpace,
-        tried: dict[str, list],
-        precisions: list,
-        modes: list,
-        capacity_bytes: int,
-        workers: Executor,
+        self, search: space.SearchSpace, tried: dict[str, list], modes: list, capacity_bytes: int, workers: Executor
     ):
-        self.search, self.tried, self.precisions, self.modes = search, tried, precisions, modes
+        self.search, self.tried, self.precisions, self.modes = search, tried, tried["precision"], modes
         self.capacity_bytes, self.workers = capacity_bytes, workers
         self.submitted: list[Future] = []  # of `extrapolate_chain`
         self.light = {
             lever: next((value for value in values if value in CHEAP), values[0]) for lever, values in tried.items()
         }
-        self.light |= {"precision": precisions[0], "parallelism": modes[0]}
+        self.light |= {"precision": self.precisions[0], "parallelism": modes[0]}
         configs = {mode: _config(search, {"parallelism": mode}) for mode in modes}
         self.resharding = [
             mode for mode in modes if extrapolation.without_resharding(configs[mode]) is not configs[mode]

@@ -23,7 +23,6 @@ def write(found: Record, folder: Path, sweep: Path | None = None) -> Path:
     sweep: the folder of its sweep, where the library that draws is shared (`embed.write_shared`); the page's data then
     lie beside it, where the sweep's page finds them too. None: one file that stands alone.
     """
-    folder = Path(folder)
     if sweep is None:
         script, shared = _script(found, data(found, folder)), None
     else:
@@ -54,7 +53,7 @@ def _write_data(found: Record, folder: Path, sweep: Path) -> str:
 
 def way_up(folder: Path, sweep: Path) -> str:
     """The relative address of the sweep's folder, as seen from one below it."""
-    return "/".join([".."] * len(Path(folder).resolve().relative_to(Path(sweep).resolve()).parts))
+    return "/".join([".."] * len(folder.resolve().relative_to(sweep.resolve()).parts))
 
 
 def model_name(found: Record) -> str:

@@ -10,7 +10,7 @@ from legroom.records import atomic_file, record_file
 from legroom.records.record import Record
 from legroom.report import predicted
 from legroom.report.page import embed, run_page
-from legroom.report.rows import Row, Spread, Table
+from legroom.report.rows import Row, Table
 from legroom.report.tables import remarks, speed_range
 from legroom.units import PARTS
 
@@ -28,7 +28,6 @@ def write(made: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
     folders: id of a record -> its folder. A run's own folder gets the run's page. Returns the page's path. Raises
     OSError.
     """
-    target = Path(target)
     records = [run for row in made.rows for run in row.runs]
     if (target / record_file.FILE_NAME).is_file():
         own = next((run for run in records if folders.get(id(run)) and _same(folders[id(run)], target)), None)
@@ -79,7 +78,7 @@ def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> di
     figures: dict[str, Any] = {}
     for key, spread in spreads.items():
         figures[key] = spread.median if spread else None
-        figures[f"{key}_range"] = _range(spread)
+        figures[f"{key}_range"] = [spread.low, spread.high] if spread and spread.low != spread.high else None
     parts = [row.spread("memory", f"{field}_bytes") for field in PART_ORDER]
     peak = row.spread("memory", "peak_tensor_bytes")
     fit = row.fit
@@ -109,11 +108,6 @@ def _shares(run: Record) -> dict[str, float] | None:
     seconds = run.operations.seconds() if run.operations else {}
     whole = sum(seconds.values())
     return {group: value / whole for group, value in seconds.items()} if whole else None
-
-
-def _range(spread: Spread | None) -> list[float] | None:
-    """The smallest and the largest value, where repeats differ."""
-    return [spread.low, spread.high] if spread and spread.low != spread.high else None
 
 
 def _links(run: Record, target: Path, folder: Path | None) -> dict[str, str | None]:
