@@ -55,7 +55,7 @@ def test_a_hole_that_pages_left_is_mapped_again_and_holes_side_by_side_are_one()
 
 
 def test_pages_that_go_back_between_two_holes_are_one_hole_with_them():
-    allocator = Allocator(settings=EXPANDABLE, grow=True)
+    allocator = Allocator(settings=EXPANDABLE)
     blocks = [allocator.malloc(20 * MIB) for _ in range(5)]
     for index in (1, 3, 2):
         allocator.free(blocks[index])

@@ -16,23 +16,15 @@ from legroom.foresight.memory.settings import MIN_LARGE, ROUND, ROUND_LARGE, SMA
 DEFAULTS = Settings()
 
 
-class OutOfMemory(Exception):
-    """A request that does not fit, even after all cached segments are released. missing_bytes: what it lacks."""
-
-    def __init__(self, missing_bytes: int):
-        super().__init__(f"{missing_bytes} bytes are missing")
-        self.missing_bytes = missing_bytes
-
-
 class Allocator:
     """malloc(bytes) -> Block and free(block), as CUDA's caching allocator does them. All figures are in bytes.
 
-    capacity: the device's memory without the CUDA context. grow: raise the capacity where it does not suffice instead
-    of raising OutOfMemory, so that `capacity` becomes the smallest that would have sufficed (with these releases).
+    capacity: the device's memory without the CUDA context. It is raised where it does not suffice even after all cached
+    segments are released, so that it becomes the smallest that would have sufficed (with these releases).
     """
 
-    def __init__(self, capacity: int = UNLIMITED, settings: Settings = DEFAULTS, grow: bool = False):
-        self.capacity, self.settings, self.grow = capacity, settings, grow
+    def __init__(self, capacity: int = UNLIMITED, settings: Settings = DEFAULTS):
+        self.capacity, self.settings = capacity, settings
         self.small = Pool(True, SMALL_SEGMENT)
         self.large = Pool(False, settings.large_segment_size)
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
@@ -42,7 +34,7 @@ class Allocator:
     # --- requests ---
 
     def malloc(self, size: int) -> Block:
-        """A block of at least `size` bytes. Raises OutOfMemory."""
+        """A block of at least `size` bytes."""
         size = max(ROUND, -(-size // ROUND) * ROUND)
         pool = self.small if size <= SMALL else self.large
         block = self._best_fit(pool, size) or self._new(pool, size)
@@ -92,7 +84,7 @@ class Allocator:
     # --- segments ---
 
     def _new(self, pool: Pool, size: int) -> Block:
-        """A block from CUDA, if need be after cached segments are released. Raises OutOfMemory."""
+        """A block from CUDA, if need be after cached segments are released, and at last with more memory."""
         map_new = self._grow_segment if self.settings.expandable_segments else self._new_segment
         found: Block | int = map_new(pool, size)
         for make_room in (self._release_oversized, self._release_all):
@@ -100,8 +92,6 @@ class Allocator:
                 found = map_new(pool, size)
         if isinstance(found, Block):
             return found
-        if not self.grow:
-            raise OutOfMemory(found)
         self.capacity += found
         block = map_new(pool, size)
         assert isinstance(block, Block), "the capacity was raised by what was missing"
@@ -270,7 +260,7 @@ def replay(events: Iterable[tuple[int, int]], capacity: int = UNLIMITED, setting
 
     Beyond the capacity it continues as if the device were larger, so that the figures are those of all requests.
     """
-    allocator, held = Allocator(capacity, settings, grow=True), {}
+    allocator, held = Allocator(capacity, settings), {}
     start = allocator.capacity
     for event in events:
         request(allocator, held, *event)

@@ -49,7 +49,7 @@ class Meter:
 
     def __init__(self, requests: Callable[[], list[tuple[int, int]]], capacity_bytes: int, gpu: Gpu, others_bytes: int):
         self._requests, self._capacity, self._gpu, self._others = requests, capacity_bytes, gpu, others_bytes
-        self._allocator, self._held, self._at = allocator.Allocator(capacity_bytes, grow=True), {}, 0
+        self._allocator, self._held, self._at = allocator.Allocator(capacity_bytes), {}, 0
 
     def _now(self) -> allocator.Allocator:
         events = self._requests()
