@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
 from conftest import ROOT
 from made_up_records import OOM, PARTS, drawn, job, put, read_all, run_report, sixty, texts_of  # noqa: F401 - drawn is a fixture
@@ -22,7 +23,7 @@ from made_up_records import OOM, PARTS, drawn, job, put, read_all, run_report, s
 from legroom.errors import Refusal
 from legroom.records import atomic_file, record_file
 from legroom.records.record import TIGHT, Error, Estimate, Evaluation
-from legroom.report import plots, report, rows, sheet, tables, tradeoff_plot
+from legroom.report import plots, report, rows, tables, tradeoff_plot
 from legroom.report.files import csv_text, jsonl
 from legroom.report.page import sweep_page
 from legroom.report.screen_table import screen_text
@@ -731,8 +732,8 @@ def test_of_five_hundred_jobs_a_picture_shows_the_baseline_and_the_fastest():
     assert len(some.rows) == plots.MOST_ROWS and some.left_out == 500 - plots.MOST_ROWS
     assert some.rows[0] is made.baseline and some.rows[1:] == made.rows[-plots.MOST_ROWS + 1 :]
     with plots.style():
-        figure = plots._bars(some)
-    assert figure.get_size_inches()[1] * sheet.STYLE["savefig.dpi"] < 4000
+        figure, dots_per_inch = plots._bars(some), matplotlib.rcParams["savefig.dpi"]
+    assert figure.get_size_inches()[1] * dots_per_inch < 4000
     assert "420 slower jobs are in the table, and not drawn." in " ".join(" ".join(texts_of(figure)).split())
 
 

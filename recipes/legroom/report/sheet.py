@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import textwrap
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.records.record import verdict_of
@@ -22,23 +23,7 @@ BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#767676"
 ROW, PANEL = 0.27, 3.6  # inches
 FONT, SMALL = 9, 7  # points
 MAX_NAME = 60  # characters of a job's name
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": FONT,
-    "text.parse_math": False,
-    "hatch.color": "#BBBBBB",
-    "errorbar.capsize": 2,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.titlesize": FONT + 1,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "grid.color": "#E4E4E4",
-    "savefig.dpi": 130,
-    "savefig.bbox": "tight",
-}
+STYLE = Path(__file__).parent / "assets" / "pictures.mplstyle"
 
 
 def style() -> AbstractContextManager:
@@ -46,7 +31,8 @@ def style() -> AbstractContextManager:
     import matplotlib
 
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
-    settings: dict[Any, Any] = defaults | STYLE
+    changes = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
+    settings: dict[Any, Any] = {**defaults, **changes}
     return matplotlib.rc_context(settings)
 
 
