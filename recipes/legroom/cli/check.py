@@ -183,8 +183,7 @@ def _beside(asked: Any, settings: check.Settings, runs: list, found: dict, recor
 def _print(estimates: dict[str, StepEstimate], names: list[str], runs: list[check.Checked]) -> None:
     for index, name in enumerate(name for name in names if name in estimates):
         console.say("\n" * (index > 0) + text_of(estimates[name]))
-    notes = dict.fromkeys(note for run in runs for note in run.outcome.notes)
-    for note in notes:
+    for note in dict.fromkeys(note for run in runs for note in run.outcome.notes):
         console.say(f"  note: {note}")
 
 

@@ -101,8 +101,7 @@ class ForkedWorker:
         """The exit code, negative for a signal, or interpreter.UNWATCHED. Raises TimeoutError."""
         if self.returncode is None:
             self._exit_channel.settimeout(timeout)
-            text = self._exit_channel.recv(16)
-            self.returncode = int(text or interpreter.UNWATCHED)
+            self.returncode = int(self._exit_channel.recv(16) or interpreter.UNWATCHED)
             self._exit_channel.close()
         return self.returncode
 

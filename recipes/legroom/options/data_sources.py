@@ -61,10 +61,8 @@ def find(pattern: str, key: str) -> list[Path]:
     kinds = ", ".join(SUFFIXES[:-1]) + f" or {SUFFIXES[-1]}"
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if kind(p) in SUFFIXES and p.is_file() and p.name[0] != ".")
-    elif path.exists():
-        found = [path]
     else:
-        found = sorted(map(Path, glob.glob(str(path), recursive=True)))
+        found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
     if not found:
         raise Refusal(
             f"{key}={pattern}: "

@@ -18,9 +18,7 @@ def mode_arguments(cfg: Config) -> dict[str, Any]:
         return zero.accelerator_arguments(cfg)
     if cfg.parallelism.sharded:
         return _fsdp()
-    if cfg.parallelism.name in ("ddp", "fsdp"):
-        return _ddp(cfg)
-    return {}
+    return _ddp(cfg) if cfg.parallelism.name in ("ddp", "fsdp") else {}
 
 
 def _ddp(cfg: Config) -> dict[str, Any]:

@@ -275,5 +275,4 @@ def config_key(config: dict, versions: dict) -> str:
                 kept[section] = values
         elif RUN in identity_of(section):
             kept[section] = values
-    text = json.dumps([kept, versions], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps([kept, versions], sort_keys=True).encode()).hexdigest()[:12]

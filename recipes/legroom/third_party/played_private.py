@@ -146,8 +146,7 @@ def processes_here(is_here: Callable[[Any, tuple], bool], runs: Callable[[], boo
     start = BaseProcess.start
 
     def begin(process: Any) -> None:
-        named = process._kwargs.values()
-        if not is_here(process._target, (*process._args, *named)):
+        if not is_here(process._target, (*process._args, *process._kwargs.values())):
             return start(process)
         for name in ("join", "terminate", "kill", "close"):
             setattr(process, name, functools.partial(_answer, None))

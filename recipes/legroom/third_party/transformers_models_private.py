@@ -39,8 +39,7 @@ def has_attention(kind: type[PreTrainedModel], name: str) -> bool:
     if "flash" in name:
         only = getattr(kind, "_compatible_flash_implementations", None)
         return kind._supports_flash_attn and (only is None or name in only)
-    supported = {"sdpa": kind._supports_sdpa, "flex_attention": kind._supports_flex_attn}
-    return supported.get(name, True)
+    return {"sdpa": kind._supports_sdpa, "flex_attention": kind._supports_flex_attn}.get(name, True)
 
 
 def wanted_kernels() -> str | None:

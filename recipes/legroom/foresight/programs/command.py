@@ -163,8 +163,7 @@ def _is_python(path: Path) -> bool:
 
 def _console_script(name: str, argv: list[str]) -> dict[str, Any]:
     """A command that a package has installed."""
-    found = importlib.metadata.entry_points(group="console_scripts", name=Path(name).name)
-    for entry in found:
+    for entry in importlib.metadata.entry_points(group="console_scripts", name=Path(name).name):
         return {"kind": FUNCTION, "target": entry.value.partition(" ")[0], "argv": list(argv)}
     path = shutil.which(name)
     if path is None:
