@@ -1,6 +1,8 @@
 """The doctor's page from its findings, and the command that prints it."""
 
+import json
 import platform
+from pathlib import Path
 
 from legroom.doctor import checks, faults, probe
 from legroom.doctor.checks import Findings, Package
@@ -10,24 +12,8 @@ from legroom.machine import host, requirements
 from legroom.units import GIB
 
 VERSION_COLUMN = 14
-PURPOSES = {  # of packages that are not required
-    "bitsandbytes": "optim=adam8bit and the other 8-bit ones",
-    "peft": "adapter=lora and qlora",
-    "liger-kernel": "kernels=liger",
-    "torchao": "precision=fp8, optim=adamw4bit, adamw8bit_ao and adamw_fp8",
-    "schedulefree": "optim=schedule_free",
-    "torch-optimi": "optim=stable_adamw",
-    "wandb": "tracker=wandb",
-    "tensorboard": "tracker=tensorboard",
-    "mlflow": "tracker=mlflow",
-    "zstandard": "files that end in .zst",
-    "playwright": "make test-browser",
-    "mkdocs-material": "make docs",
-    "flash-attn": "model.attention=flash_attention_2",
-    "deepspeed": "parallelism=zero on several GPUs",
-    "hydra-joblib-launcher": "hydra/launcher=joblib, sweeps whose jobs run side by side",
-    **dict.fromkeys(("hydra-submitit-launcher", "submitit"), "hydra/launcher=submitit_slurm, sweeps on a cluster"),
-}
+# Of packages that are not required. The doctor also runs where PyYAML is missing, so this is no YAML file.
+PURPOSES: dict[str, str] = json.loads(Path(__file__).with_name("purposes.json").read_text())
 
 
 def page(found: Findings) -> Page:
