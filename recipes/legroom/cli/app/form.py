@@ -7,28 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from legroom import paths
+from legroom import paths, yaml_table
 from legroom.cli import help_text
 from legroom.cli.app import model_name
 from legroom.errors import Refusal
 from legroom.machine import gpu_specs
 from legroom.options import known_models
 
-# The menus of the page, in its order, with its title for each.
-MENUS = {
-    "precision": "Precision",
-    "adapter": "Adapter",
-    "checkpointing": "Activation checkpointing",
-    "optim": "Optimizer",
-    "loss": "Loss",
-}
-MODES = {
-    "ddp": "DDP: a whole model on each",
-    "fsdp": "FSDP: weights, gradients and states divided",
-    "fsdp_tp": "FSDP and tensor parallelism: two work on one layer",
-    "zero": "DeepSpeed ZeRO 2: gradients and states divided",
-    "pipeline": "Pipeline: half of the layers on each of two",
-}
+_TITLES = yaml_table.beside(__file__)
+MENUS: dict[str, str] = _TITLES["menus"]
+MODES: dict[str, str] = _TITLES["modes"]
 # Numbers: key -> (title, default, largest).
 NUMBERS = {
     "data.seq_len": ("Tokens a row", 512, 2**20),

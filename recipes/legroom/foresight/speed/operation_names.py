@@ -16,9 +16,9 @@ MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE, HOST_COP
 )
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
-_NAMES = {key: set(names) for key, names in yaml_table.beside(__file__).items()}
-NO_KERNEL, REDUCTIONS, COPIES = (_NAMES[key] for key in ("no_kernel", "reductions", "copies"))
-OVERWRITING, GATHERING = _NAMES["overwriting"], _NAMES["gathering"]
+_NAMES = yaml_table.beside(__file__)
+NO_KERNEL, REDUCTIONS, COPIES = (set(_NAMES[key]) for key in ("no_kernel", "reductions", "copies"))
+OVERWRITING, GATHERING = set(_NAMES["overwriting"]), set(_NAMES["gathering"])
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # matrix products -> index of the first factor's argument
 GROUPED_PRODUCTS = ("_grouped_mm", "grouped_mm_fallback")  # of experts, torch's and transformers': how they begin
 # (..., K) times (N, K). A linear layer is other operations; `linear` itself comes from compound_ops alone.
@@ -26,12 +26,7 @@ LINEAR_PRODUCTS = ("linear", INT8_PRODUCT := "int8_linear_matmul")
 # cuDNN computes them in fp32 on tensor cores unless torch.backends.cudnn says otherwise.
 CONVOLUTIONS = ("convolution", "convolution_backward")
 NORMALISATIONS = ("softmax", "layer_norm", "rms_norm", "group_norm", "batch_norm")  # part of the name
-KERNELS = {  # how many kernels one call launches, where it is not one
-    "native_layer_norm_backward": 2,
-    "embedding_dense_backward": 4,
-    "nll_loss_backward": 2,
-    "linalg_vector_norm": 2,
-}
+KERNELS: dict[str, int] = _NAMES["kernels"]
 # Of foreach and fused operations (aten/src/ATen/native/cuda/MultiTensorApply.cuh): elements per chunk, chunks per
 # kernel launch, and tensors per launch by the number of tensor lists among the arguments (1 to 5).
 CHUNK, CHUNKS_PER_LAUNCH, TENSORS_PER_LAUNCH = 65536, 320, (110, 64, 48, 36, 30)
