@@ -196,7 +196,9 @@ def test_when_a_resumed_run_is_finished_and_keeps_its_figures(tmp_path):
     before.status = "failed"
     assert kept(before, of("failed")) == (False, None, False)
     before.status = "ok"
-    assert kept(before, of()) == (True, 0.5, True)
+    before.training.resumed_from_step, now = None, of()
+    assert now.training.resumed_from_step and kept(before, now) == (True, 0.5, True)
+    assert now.training.resumed_from_step is None, "the figures are of all steps"
 
 
 def test_the_objective_of_a_job(data_regression):

@@ -155,13 +155,13 @@ def test_a_configuration_of_other_types_is_refused_by_its_key(config, said):
 @pytest.mark.parametrize(
     "environment, said",
     [
-        ({}, None),
+        ({}, "environment lacks device, device_name"),
         ({"versions": {}, "variables": {}, "device": None, "device_name": "x"}, None),
         ({"versions": None}, "environment.versions is not <class 'dict'>"),
         ({"variables": []}, "environment.variables is not <class 'dict'>"),
         ({"device": 1}, "environment.device is not str | None"),
         ({"device_name": {}}, "environment.device_name is not str | None"),
-        ({"cpu": [1]}, None),
+        ({"cpu": [1], "device": "cpu", "device_name": "x"}, None),
     ],
     ids=str,
 )
@@ -171,6 +171,15 @@ def test_an_environment_of_other_types_is_refused_by_its_key(environment, said):
         assert record_file.from_values(values, "FILE").environment == environment and said is None
     except ValueError as error:
         assert str(error) == f"FILE is not a valid record: {said}"
+
+
+@pytest.mark.parametrize("section", record_file.READ)
+def test_a_configuration_without_what_commands_read_is_refused(section):
+    values = json.loads(record_file.to_json(job()))
+    del values["config"][section]
+    with pytest.raises(ValueError, match=f"FILE is not a valid record: config lacks {section}"):
+        record_file.from_values(values, "FILE")
+    assert record_file.from_values(values | {"recipe": "estimate"}, "FILE"), "that of a script has its GPU alone"
 
 
 # --- files -----------------------------------------------------------------------------------------

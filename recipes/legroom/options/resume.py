@@ -246,6 +246,7 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
             for key, value in vars(earlier).items():
                 if counted or isinstance(value, int | float):
                     setattr(part, key, value)
+        outcome.training.resumed_from_step = before.training.resumed_from_step  # these figures are of all its steps
         record_file.write(outcome, folder)
         return True
     return False

@@ -17,6 +17,8 @@ USUAL_BYTES = 2**16  # of a record
 MOST_BYTES = 2**28  # of a record: ten million steps
 _KINDS = config.node_types(Record).items()
 PARTS = {name: kind for name, kind in _KINDS if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+READ = ("model", "data", "adapter", "train", "eval", "save", "launch", "parallelism")  # of a configuration, by commands
+DEVICE = ("device", "device_name")
 
 
 def to_json(record: Record) -> str:
@@ -74,6 +76,11 @@ def from_values(values: Any, path: str = "this") -> Record:
         check_types(record)
         check_config(record.config)
         _check_environment(record.environment)
+        if record.recipe != "estimate":  # that of a script has its GPU alone
+            _refuse_lacking("config", [name for name in READ if record.config.get(name) is None])
+            _refuse_lacking(
+                "environment", [name for name in ("device", "device_name") if name not in record.environment]
+            )
     except ValueError as error:
         raise ValueError(f"{path} is not a valid record: {error}") from error
     if record.status not in STATUSES:
@@ -89,9 +96,13 @@ def _made(kind: type, values: Any, name: str) -> Any:
     if unknown := sorted(set(values) - {field.name for field in fields}):
         raise ValueError(f"{name} has fields that no record has: {', '.join(map(printable, unknown[:3]))}")
     required = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
-    if missing := [field for field in required if field not in values]:
-        raise ValueError(f"{name} lacks {', '.join(missing)}")
+    _refuse_lacking(name, [field for field in required if field not in values])
     return kind(**values)
+
+
+def _refuse_lacking(name: str, missing: list[str]) -> None:
+    if missing:
+        raise ValueError(f"{name} lacks {', '.join(missing)}")
 
 
 def check_config(values: dict[str, Any]) -> None:

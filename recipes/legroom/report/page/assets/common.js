@@ -61,7 +61,10 @@ function percent(value, digits = 1) { return (value * 100).toFixed(digits) + " %
 function change(value, base) {
   if (!base || value === null || value === undefined) return "";
   const difference = (value / base - 1) * 100;
-  return (difference > 0 ? "+" : difference < 0 ? "−" : "") + Math.abs(difference).toFixed(1) + " %";
+  let digits = 1;
+  while (value && digits < 6 && Number(difference.toFixed(digits)) === -100) digits++;
+  const size = Math.abs(difference).toFixed(digits);
+  return (Number(size) === 0 ? "" : difference > 0 ? "+" : "−") + size + " %";
 }
 
 // --- colours (Okabe and Ito, which colour-blind people can tell apart) ---------------------------------------

@@ -94,8 +94,8 @@ function outcome(record) {
     scores.pearson != null && [number(scores.pearson), "correlation in the evaluation"],
     scores.perplexity != null && [number(scores.perplexity, 4), "perplexity of the evaluation"]];
   return h("section", { class: "card" }, h("h2", {}, "Result"), numbers([...speedNumbers(record),
-    [bytes(used), memory.device_used_bytes ? "memory of the GPU" : "live tensors at the peak"],
-    [training.final_loss != null && number(training.final_loss), "final loss"], ...quality,
+    [bytes(used), memory.device_used_bytes ? "memory of the GPU" : memory.peak_reserved_bytes ? "reserved by CUDA's allocator" : "live tensors at the peak"],
+    [training.final_loss != null ? number(training.final_loss) : training.losses.length && "not a number", "final loss"], ...quality,
     [training.steps && String(training.steps), "optimizer steps"]]), partsBar(record, null));
 }
 

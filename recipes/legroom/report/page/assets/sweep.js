@@ -43,7 +43,9 @@ function sweepPage(sweep, place) {
 }
 
 const good = (row) => row.ok && row.memory !== null && row.speed !== null;
-const trained = (row) => good(row) && !row.diverged;
+const trained = (row) => row.ok && !row.diverged;
+
+const loss = (row) => row.loss === null && row.diverged ? "not a number" : number(row.loss);
 
 /** Whether two speeds count as equal: measured ones by their spread, predicted ones within a hundredth. */
 function alike(row, other) {
@@ -60,7 +62,7 @@ function speedChange(row, base) {
 /** The rows that no other one beats in both memory and throughput, by memory; one that is as fast as the last is none. */
 function front(rows) {
   const found = [];
-  for (const row of rows.filter(trained).sort((a, b) => a.memory - b.memory || b.speed - a.speed)) {
+  for (const row of rows.filter((row) => good(row) && trained(row)).sort((a, b) => a.memory - b.memory || b.speed - a.speed)) {
     const last = found[found.length - 1];
     if (!last || (row.speed > last.speed && !alike(row, last))) found.push(row);
   }
@@ -71,15 +73,17 @@ function bestCards(sweep, state, redraw) {
   const place = h("section", { class: "card", "aria-live": "polite" });
   redraw.push(() => {
     const rows = state.shown.filter(trained), base = sweep.rows[state.baseline];
-    const least = (key, sign) => rows.reduce((best, row) => (!best || sign * row[key] < sign * best[key] ? row : best), null);
+    const least = (key, sign) => rows.filter((row) => row[key] !== null).reduce((best, row) => (!best || sign * row[key] < sign * best[key] ? row : best), null);
+    const versus = (row, key) => row === base ? "the baseline" : !base || base[key] === null ? "" : row[key] === base[key] ? "as much as the baseline" : `${change(row[key], base[key])} against the baseline`;
     const one = (title, row, value, versus) => row && h("div", { style: "flex:1 1 260px" }, h("span", {}, title), h("b", {}, value),
       h("div", { style: "overflow-wrap:anywhere" }, jobLink(row)), h("span", {}, versus));
     const small = least("memory", 1), fast = least("speed", -1);
-    const same = fast && base && fast !== base && alike(fast, base);
+    const faster = fast && base && fast !== base && speedChange(fast, base);
+    const measured = { "within spread": "the baseline's speed differs by no more than the spread", "not known": "the difference from the baseline is not known: too few steps" };
     place.replaceChildren(h("div", { class: "numbers" },
       h("div", {}, h("span", {}, "jobs"), h("b", {}, `${state.shown.length}${state.shown.length < sweep.rows.length ? " of " + sweep.rows.length : ""}`), h("span", {}, state.shown.every((row) => row.ok) ? "" : `${state.shown.filter((row) => !row.ok).length} without figures`), base ? h("div", { style: "overflow-wrap:anywhere" }, "baseline: ", base.name) : ""),
-      one("least memory", small, small && bytes(small.memory), small && base ? `${change(small.memory, base.memory) || "as much as"} against the baseline` : ""),
-      one("fastest", fast, fast && number(fast.speed) + " samples/s", fast && base ? same ? "the baseline's speed differs by no more than the spread" : `${change(fast.speed, base.speed)} against the baseline` : "")));
+      one("least memory", small, small && bytes(small.memory), small && versus(small, "memory")),
+      one("fastest", fast, fast && number(fast.speed) + " samples/s", fast && (measured[faster] || versus(fast, "speed")))));
   });
   return place;
 }
@@ -97,7 +101,7 @@ function tableColumns(sweep, state) {
   const job = { name: "job", class: "name", key: (row) => row.name, text: (row) => jobLink(row) };
   const keys = sweep.keys.map((key) => ({ name: key, key: (row) => row.label[key] ?? "", text: (row) => jobLink(row, row.label[key] ?? "–"), hidden: many }));
   const spread = (row, key, format) => format(row[key]) + (row[key + "_range"] ? ` (${row[key + "_range"].map(format).join(" to ")})` : "");
-  const figure = (name, key, format) => ({ name, number: true, key: (row) => row[key], text: (row) => (row[key] === null ? "" : spread(row, key, format)) });
+  const figure = (name, key, format) => ({ name, number: true, key: (row) => row[key], text: (row) => (row[key] !== null ? spread(row, key, format) : key === "loss" ? loss(row) : "") });
   const versus = (name, key) => ({ name, number: true, hidden: innerWidth < 600, key: (row) => (row[key] !== null && base()[key] ? row[key] / base()[key] : null),
     text: (row) => (row.index === state.baseline ? "baseline" : key === "speed" ? speedChange(row, base()) : change(row[key], base()[key])) });
   const columns = [...(many ? [job] : []), ...keys,
@@ -154,7 +158,7 @@ function valuesOf(rows, key) {
 function rowLines(sweep, state, row) {
   const base = sweep.rows[state.baseline] || {};
   return lines(row.name, [["", row.status, ""], ["", sweep.memory_name, `${bytes(row.memory)}  ${row.index === state.baseline ? "baseline" : change(row.memory, base.memory)}`],
-    ["", "samples/s", `${number(row.speed)}  ${row.index === state.baseline ? "" : change(row.speed, base.speed)}`], ["", "step", seconds(row.step)], ["", "final loss", number(row.loss)]].filter((line) => line[2] || !line[0] && line[1] === row.status));
+    ["", "samples/s", `${number(row.speed)}  ${row.index === state.baseline ? "" : speedChange(row, base)}`], ["", "step", seconds(row.step)], ["", "final loss", number(row.loss)]].filter((line) => line[2] || !line[0] && line[1] === row.status));
 }
 const openJob = (row) => { const run = row && row.runs.find((one) => one.page); if (run) location.href = run.page + location.hash; };
 
@@ -370,8 +374,8 @@ function difference(rows, jobs, place) {
   const keys = [...new Set(settings.flatMap((map) => [...map.keys()]))].filter((key) => settings[0].get(key) !== settings[1].get(key));
   place.append(table([{ name: "", class: "name", key: (row) => row[0] }, { name: rows[0].short, class: "name", key: (row) => row[1] }, { name: rows[1].short, class: "name", key: (row) => row[2] }, { name: "difference", number: true, key: (row) => row[3] }], [
     ["memory", bytes(rows[0].memory), bytes(rows[1].memory), change(rows[1].memory, rows[0].memory)],
-    ["samples/s", number(rows[0].speed), number(rows[1].speed), change(rows[1].speed, rows[0].speed)],
-    ["final loss", number(rows[0].loss), number(rows[1].loss), change(rows[1].loss, rows[0].loss)],
+    ["samples/s", number(rows[0].speed), number(rows[1].speed), speedChange(rows[1], rows[0])],
+    ["final loss", loss(rows[0]), loss(rows[1]), change(rows[1].loss, rows[0].loss)],
     ...keys.slice(0, 60).map((key) => [key, settings[0].get(key) ?? "–", settings[1].get(key) ?? "–", ""]),
   ].filter((row) => row[1] || row[2])));
   if (jobs.some((job) => !job.step || !job.step.timeline)) {
