@@ -12,6 +12,7 @@ from conftest import compose, small
 from legroom.cli import sweep_run
 from legroom.options import objective
 from legroom.records import record_file
+from legroom.records.record import STATUSES
 
 
 def test_a_job_of_a_sweep_returns_the_number_that_objective_names(command, monkeypatch, tmp_path):
@@ -23,6 +24,14 @@ def test_a_job_of_a_sweep_returns_the_number_that_objective_names(command, monke
     (loss,) = [record.evaluation.loss for record in records if record.status == "ok"]
     assert returned[0] == ("ok", loss)
     assert returned[1][0] == "refused" and math.isnan(returned[1][1])
+
+
+def test_a_job_that_has_not_ended_well_has_no_number_to_compare():
+    cfg, outcome, _ = compose("recipe=accelerate", "objective=speed.samples_per_second", "device=cpu")
+    outcome.speed.samples_per_second = 76.4
+    for status in STATUSES:
+        outcome.status = status
+        assert (objective.value(cfg, outcome) == 76.4) == (status == "ok"), status
 
 
 @pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="hydra-optuna-sweeper is not installed")

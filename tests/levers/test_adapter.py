@@ -23,6 +23,7 @@ from legroom.records import checkpoint_files, record_file, run_folder
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
 
 RECIPES = ["trainer", "accelerate"]
+TWO = ["parallelism=fsdp", "parallelism.num_processes=2"]
 LORA = ["adapter=lora", "train.max_steps=4", "data.samples=16", "train.schedule=constant"]
 
 
@@ -138,6 +139,50 @@ def test_named_layers_alone_have_an_adapter():
     assert set(trained) == {"q_proj", "v_proj"} and 4 in trained["q_proj"].shape
 
 
+DEEPSEEK = (
+    "model=deepseek_v2_lite model.layers=2 model.width=32 model.heads=4 model.kv_heads=4 model.feed_forward=64 "
+    "model.vocab=512 model.experts=4 model.experts_per_token=2 model.config.intermediate_size=64"
+)
+GPT_OSS = (
+    "model=gpt_oss_20b model.layers=2 model.width=32 model.heads=4 model.kv_heads=2 model.config.head_dim=8 "
+    "model.feed_forward=64 model.vocab=512 model.experts=4 model.experts_per_token=2"
+)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (DEEPSEEK, ["6 of the linear layers that adapter.targets names: model.layers.0.mlp.gate_proj, ..."]),
+        (
+            f"{DEEPSEEK} adapter.targets=[shared_experts.down_proj]",
+            ["1 of the linear layers that adapter.targets names: model.layers.1.mlp.shared_experts.down_proj"],
+        ),
+        (GPT_OSS, ["4 of the tensors of experts: model.layers.0.mlp.experts.gate_up_proj, ..."]),
+        ("model=mixtral_tiny", []),
+        ("model=llama_tiny adapter.targets=[q_proj]", []),
+        ("model=gpt2_tiny adapter.modules_to_save=[lm_head]", []),
+    ],
+)
+def test_what_has_no_adapter_beside_it_is_said(words, said):
+    """peft takes names that experts share with other layers for the experts'."""
+    cfg = compose("device=cpu", "adapter=lora", "adapter.rank=4", *words.split()).cfg
+    found = adapter.Apply(cfg).warnings(adapter.with_adapter(cfg, bare_model(cfg)[0]))
+    assert found == [f"no adapter lies beside {line}." for line in said]
+
+
+def test_a_merged_model_of_experts_is_the_trained_one(train):
+    words = ("model=mixtral_tiny", "adapter=lora", "adapter.rank=4", "train.learning_rate=0.01", "data=source")
+    run = train(*words, "save.final=true", "save.merge=true", "data.eval_samples=4")
+    again = train(
+        f"model.pretrained={run.folder / run_folder.MODEL_FOLDER}",
+        "data=source",
+        "data.eval_samples=4",
+        "train.learning_rate=0",
+        "train.max_steps=1",
+    )
+    assert again.record.evaluation.loss == pytest.approx(run.record.evaluation.loss, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["lora", "qlora"])
 @pytest.mark.parametrize("precision, dtype", [("bf16", torch.float32), ("bf16_pure", torch.bfloat16)])
 def test_an_adapter_is_trained_in_the_type_of_the_weights(name, precision, dtype):
@@ -166,6 +211,13 @@ def test_frozen_weights_that_autocast_keeps_wide_are_told(name, precision, told)
         (["adapter.targets=[]"], "adapter.targets=[q_proj,v_proj]"),
         (["adapter.targets=7"], "adapter.targets=[q_proj,v_proj]"),
         (["adapter.rank=0"], "adapter.rank"),
+        (["adapter.alpha=0"], "no gradients"),
+        (
+            ["adapter.learning_rate=1", "train.learning_rate=2"],
+            "adapter.learning_rate would be ignored",
+        ),
+        (["model.learning_rate=1"], "model.learning_rate would be ignored"),
+        ([*TWO, "adapter.dora=true", "parallelism.wrap=size"], "Type parallelism.wrap=layer."),
     ],
 )
 def test_it_is_refused_in_words(words, said):
@@ -176,6 +228,11 @@ def test_it_is_refused_in_words(words, said):
 def test_an_adapter_that_peft_lacks_for_a_layer_is_refused(train):
     refused = train("model=mixtral_tiny", "adapter=lora", "adapter.dora=true", status="refused").record
     assert refused.error.message.startswith("adapter=lora for this model:")
+
+
+def test_experts_whose_adapters_peft_scales_otherwise_are_refused(train):
+    refused = train("model=mixtral_tiny", "adapter=lora", "adapter.rslora=true", status="refused").record
+    assert refused.error.message.startswith("adapter.rslora=true: peft")
 
 
 def test_a_layer_that_is_not_there_is_refused_with_those_that_are(train):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter
 
 import pytest
 import torch
+import transformers
 from conftest import compose, small
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -197,6 +199,14 @@ def test_offload_on_a_cpu_says_that_it_moves_nothing():
 
 
 # --- words ---------------------------------------------------------------------------------------------
+
+
+def test_experts_that_change_a_kept_product_are_refused():
+    architecture = transformers.GptOssConfig()
+    for name in ("selective", "full"):
+        lever = checkpointing.Apply(compose("device=cpu", f"checkpointing={name}").cfg)
+        with pytest.raises(Refusal, match="in place") if name == "selective" else contextlib.nullcontext():
+            lever.check_model("GptOssForCausalLM", architecture, "language_modelling")
 
 
 @pytest.mark.parametrize("name", ["selective", "offload"])

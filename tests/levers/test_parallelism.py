@@ -14,6 +14,7 @@ from conftest import bare_model, compose, small
 from legroom.cli import entry_point
 from legroom.data import data_loader
 from legroom.errors import Refusal
+from legroom.levers.adapter import apply as adapter
 from legroom.levers.parallelism import rules
 from legroom.machine import host, worker_environment
 from legroom.parallelism import fsdp
@@ -274,6 +275,13 @@ def test_units(words, wrap, minimum, told):
     assert len(held) == len(set(held)), "no weight is in two units"
 
 
+def test_tied_ends_that_an_adapter_wraps_are_in_no_unit():
+    network, _ = bare_model(compose(*small("model=llama_tiny", "model.layers=1", "model.tied=true")).cfg)
+    words = ("adapter=lora", "adapter.modules_to_save=[embed_tokens]", "model=llama_tiny")
+    found = fsdp.units(adapter.with_adapter(compose("device=cpu", *words).cfg, network), "layer", None)
+    assert [type(unit).__name__ for unit in found] == ["LlamaDecoderLayer"]
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -303,6 +311,7 @@ def problems_of(*words):
         ),
         (["parallelism=fsdp_tp", TWO], "parallelism=fsdp"),
         (["parallelism=fsdp_tp", TWO, "model=llama_tiny", "parallelism.strategy=no_shard"], "Type full_shard or shard"),
+        (["parallelism=fsdp", TWO, "parallelism.wrap=size", "checkpointing=selective"], "Type parallelism.wrap=layer."),
         (["parallelism=fsdp", TWO, "parallelism.wrap_min_parameters=5"], "Type parallelism.wrap=size"),
         (["parallelism=fsdp_tp", "parallelism.num_processes=3", "model=llama_tiny"], "tensor_size=2"),
         (["parallelism=fsdp_tp", TWO, "model=llama_tiny", "model.kv_heads=1"], "model.kv_heads=1"),

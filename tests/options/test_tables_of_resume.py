@@ -203,7 +203,7 @@ def test_when_a_resumed_run_is_finished_and_keeps_its_figures(tmp_path):
 
 def test_the_objective_of_a_job(data_regression):
     outcome = compose("device=cpu").record
-    outcome.training.final_loss, outcome.training.steps = 0.25, 7
+    outcome.training.final_loss, outcome.training.steps, outcome.status = 0.25, 7, "ok"
     found: dict[str, Any] = {}
     for name in (
         "training.final_loss",

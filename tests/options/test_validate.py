@@ -132,6 +132,22 @@ def test_an_evaluation_between_steps_changes_no_training(other):
     assert has_line(compose("device=cpu", "eval.every_steps=2", other).problems, ["eval.every_steps=2", other])
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("eval.enabled=false eval.precision=bf16", "eval.precision=bf16 does not go with eval.enabled=false"),
+        ("data=source eval.max_samples=3", "ignored beside data.eval_samples=32. Type that instead."),
+        (
+            "model.learning_rate=1 train.learning_rate=2",
+            "model.learning_rate would be ignored: the training's rate is 2",
+        ),
+    ],
+)
+def test_a_key_that_another_one_decides_is_refused(words, said):
+    (problem,) = compose("device=cpu", *words.split()).problems
+    assert said in problem
+
+
 # --- pairs of keys ---------------------------------------------------------------------------------
 
 

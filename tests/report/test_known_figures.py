@@ -10,7 +10,7 @@ from known_values import known
 from made_up_records import OOM, job
 from made_up_tables import numbered, predicted
 
-from legroom.records.record import Error
+from legroom.records.record import Error, Estimate
 from legroom.report import labels, row_order, rows, tables
 from legroom.report import predicted as intervals
 from legroom.report.predicted import Interval
@@ -92,6 +92,10 @@ def test_what_a_million_tokens_cost(price, tokens, mode, cost):
     record.config["gpu"], record.config["parallelism"] = {"price_per_hour": price}, mode
     record.speed.tokens_per_second = tokens
     assert intervals.cost_of_million_tokens(record) == cost
+    record.training.padding_share = 0.5
+    assert intervals.cost_of_million_tokens(record) == (cost and 2 * cost), "padding is no data"
+    record.estimate = Estimate(True, 0, 0, unpadded_tokens_per_second=2000.0)
+    assert not tokens or intervals.cost_of_million_tokens(record) == (cost and cost / 2)
     record.config["gpu"] = None
     assert intervals.cost_of_million_tokens(record) is None
 

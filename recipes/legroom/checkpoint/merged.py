@@ -84,11 +84,16 @@ def save_end_tokens(folder: Path, model: Any, tokenizer: Any) -> list[str]:
 def _merged(module: nn.Module, plain: nn.Module, prefix: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Name -> tensor of a module and all inside it, on the CPU. plain: the same module of a model without adapter."""
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
     from peft.utils import ModulesToSaveWrapper
 
     if isinstance(module, ModulesToSaveWrapper):
         chosen = module.modules_to_save[module.active_adapters[0]]
         return _merged(chosen, plain, prefix, dtype)
+    if isinstance(module, ParamWrapper):  # around experts in one tensor, one for each of their tensors
+        found = _merged(module.base_layer, plain, prefix, dtype)
+        name, delta = prefix + module.parameter_name, module.get_delta_weight(module.active_adapters[0])
+        return found | {name: (found[name].float() + delta.float().cpu()).to(found[name].dtype)}
     layer = module.get_base_layer() if isinstance(module, LoraLayer) else module
     own = dict(layer.named_parameters(recurse=False)) | dict(layer.named_buffers(recurse=False))
     found = {prefix + name: tensor.detach().cpu() for name, tensor in own.items()}

@@ -147,7 +147,7 @@ def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: Une
     hints = []
     if saved > 0:
         hints.append(f"expandable_segments (PYTORCH_ALLOC_CONF) would save up to {units.size(saved)} of it")
-    if lengths.drawn.padding >= LEAST_PADDING:
+    if lengths.drawn.padding >= LEAST_PADDING and not cfg.data.packing:
         grouped = "" if cfg.data.group_by_length is True else " or data.group_by_length"
         hints.append(
             f"{lengths.drawn.padding:.0%} of the positions are padding, which data.packing (language modelling)"

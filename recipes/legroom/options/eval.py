@@ -23,8 +23,16 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     off, dummy, causal = not cfg.eval.enabled, cfg.data.name == "dummy", task.is_causal(cfg)
     talks = task.has_conversations(cfg)
     one, sharded = "Leave one of them out.", cfg.parallelism.name in ("fsdp", "fsdp_tp", "pipeline", "zero")
-    precision = f"eval.precision={cfg.eval.precision}, which rounds the weights that are trained on"
+    typed_precision = cfg.eval.precision and f"eval.precision={cfg.eval.precision}"
+    precision = f"{typed_precision}, which rounds the weights that are trained on"
+    bound = "eval.max_samples" in given and f"eval.max_samples={cfg.eval.max_samples}"
     rules = (
+        (typed_precision, off, f" does not go with eval.enabled=false. {one}"),
+        (
+            bound,
+            cfg.data.eval_samples,
+            f" would be ignored beside data.eval_samples={cfg.data.eval_samples}. Type that instead.",
+        ),
         (every or slides, off, f" is not supported with eval.enabled=false. {one}"),
         (every, cfg.eval.precision, f" is not supported with {precision}. {one}"),
         (generate, off, f" does not go with eval.enabled=false. {one}"),

@@ -19,8 +19,9 @@ def names() -> list[str]:
 
 
 def value(cfg: Config, outcome: Record) -> float:
-    """The number that `objective` names in a record; NaN where the job has none, which sweepers take for a failure."""
-    found: object = outcome
+    """The number that `objective` names in a record; NaN where the job has none or has not ended well, which sweepers
+    take for a failure: its first steps say nothing of all."""
+    found: object = outcome if outcome.status == "ok" else None
     for name in (cfg.objective or "").split("."):
         found = getattr(found, name, None)
     return float(found) if isinstance(found, (int, float)) else math.nan

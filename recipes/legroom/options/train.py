@@ -46,6 +46,13 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"train.learning_rate={cfg.train.learning_rate} is not above {POLYNOMIAL_END}, to which "
             "train.schedule=polynomial falls. Choose train.schedule=linear."
         )
+    others = ("train.learning_rate" in given, cfg.adapter.is_used, bool(cfg.model.pretrained))
+    for key, ignored in (("adapter.learning_rate", others[0]), ("model.learning_rate", any(others))):
+        if key in given and ignored:
+            found.append(
+                f"{key} would be ignored: the training's rate is {cfg.train.learning_rate:g}. Leave it out, or type "
+                "train.learning_rate alone."
+            )
     if cfg.train.max_steps is not None and "train.epochs" in given:
         found.append(
             "train.max_steps decides how long to train, so train.epochs would be ignored. Leave one of them out."

@@ -130,7 +130,7 @@ def units(model: PreTrainedModel, wrap: str, min_parameters: int | None = None) 
 def _layer_units(model: PreTrainedModel) -> list[nn.Module]:
     """The transformer layers, and the embeddings if they are not tied."""
     first, last = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = last is not None and first.weight is last.weight
+    tied = last is not None and bool({*first.parameters()} & {*last.parameters()})  # also of what an adapter wraps
     return [*layers_of(model)[1], *([] if tied else [module for module in (first, last) if module is not None])]
 
 

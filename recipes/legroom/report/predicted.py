@@ -58,8 +58,13 @@ def samples_per_second(record: Record) -> Interval | None:
 
 
 def cost_of_million_tokens(record: Record) -> float | None:
-    """What training on a million tokens costs, in the currency of gpu.price_per_hour; None where that is not given."""
+    """What training on a million tokens of the data costs, in the currency of gpu.price_per_hour; None where that is
+    not given. Padding is no data."""
     price, tokens = (record.config.get("gpu") or {}).get("price_per_hour"), record.speed.tokens_per_second
+    if record.estimate is not None and record.estimate.unpadded_tokens_per_second:
+        tokens = record.estimate.unpadded_tokens_per_second
+    elif tokens:
+        tokens *= 1 - (record.training.padding_share or 0)
     if price is None or not tokens:
         return None
     mode = record.config.get("parallelism") or {}

@@ -65,6 +65,7 @@ def figure(made: Table) -> Figure:
         place, offset = ("axes fraction", "offset points"), (12, -14 * below - 8)
         axes.annotate(line, (1, 1), offset, *place, fontsize=FONT - 1, weight=weight, color=colour)
     said = "Blue, joined by the line: the best trade-offs; no other job takes less memory and is as fast."
+    said += " None of them: jobs whose loss is not a number." * any(row.diverged for row in made.rows)
     said += " Hollow: estimates." * any(row.estimate for row in made.rows)
     drawn.text(0.02, -0.06, said * bool(best), fontsize=SMALL, color=GREY)
     return drawn

@@ -81,24 +81,24 @@ def evaluating(cfg: Config, loop: Any) -> Iterator[Any]:
     dtypes = [(weight, weight.dtype) for weight in model.parameters()]
     buffers = [(module, *each) for module in model.modules() for each in module.named_buffers(recurse=False)]
     forward = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine applies autocast
-    if cfg.eval.precision:
-        model.to(DTYPES[cfg.eval.precision])
-        for module, name, buffer in buffers:
-            if name.endswith(FP32_BUFFERS):
-                setattr(module, name, buffer)
-        forward = accelerate_private.forward_without_autocast(model)
-    model.eval()
-    try:
-        with torch.no_grad(), unwrap.evaluation_weights(loop.optimizer):
-            yield forward
-        fsdp.reshard(model)
-    finally:
-        model.train()
+    with torch.no_grad(), unwrap.evaluation_weights(loop.optimizer):  # in the types that its optimizer has
         if cfg.eval.precision:
-            for weight, dtype in dtypes:
-                weight.data = weight.data.to(dtype)
+            model.to(DTYPES[cfg.eval.precision])
             for module, name, buffer in buffers:
-                setattr(module, name, buffer)
+                if name.endswith(FP32_BUFFERS):
+                    setattr(module, name, buffer)
+            forward = accelerate_private.forward_without_autocast(model)
+        model.eval()
+        try:
+            yield forward
+            fsdp.reshard(model)
+        finally:
+            model.train()
+            if cfg.eval.precision:
+                for weight, dtype in dtypes:
+                    weight.data = weight.data.to(dtype)
+                for module, name, buffer in buffers:
+                    setattr(module, name, buffer)
 
 
 def totals(

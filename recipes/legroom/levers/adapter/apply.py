@@ -14,9 +14,11 @@ from transformers import PreTrainedModel
 
 from legroom.config import Config
 from legroom.errors import Refusal
+from legroom.levers.adapter.rules import ALL_LINEAR
 from legroom.models import head, quantized
 from legroom.models.builder import Construction
 from legroom.options.hooks import Behaviour
+from legroom.parallelism import unwrap
 from legroom.third_party import transformers_peft_private
 
 LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")  # classes of layers beside which an adapter may lie
@@ -31,7 +33,8 @@ class Apply(Behaviour):
         return with_adapter(self.cfg, model)
 
     def warnings(self, model: Any) -> list[str]:
-        return quantized.warnings(model, self.cfg.adapter.bits) if self.cfg.adapter.bits else []
+        bits = self.cfg.adapter.bits
+        return _plain_layers(self.cfg, model) + (quantized.warnings(model, bits) if bits else [])
 
 
 def _quantised(cfg: Config, construction: Construction, bits: int) -> PreTrainedModel:
@@ -74,8 +77,38 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
         wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
     except ValueError as error:
         raise Refusal(f"adapter={adapter.name} for this model: {str(error).splitlines()[0]}") from error
+    if adapter.rslora and any(rank != adapter.rank for rank in (settings.rank_pattern or {}).values()):
+        raise Refusal(
+            "adapter.rslora=true: peft scales the adapters of experts in one tensor by alpha / rank. Leave it out, or "
+            "type adapter.targets= with layers that are no experts."
+        )
     _train_in_weights_dtype(cfg, wrapped)
     return wrapped
+
+
+def _plain_layers(cfg: Config, model: nn.Module) -> list[str]:
+    """The linear layers that the targets name and that have no adapter: peft takes names that experts have for those
+    of their tensors alone. And experts that have none."""
+    inner: Any = unwrap.base_model(model)
+    targets = cfg.adapter.targets
+    ends = tuple(f".{each}" for each in targets) if isinstance(targets, list) else "" if targets == ALL_LINEAR else ()
+    plain = [
+        name
+        for name, module in inner.named_modules()
+        if type(module).__name__ in LINEAR
+        and not hasattr(module, "lora_A")
+        and not name.endswith(".base_layer")
+        and module is not inner.get_output_embeddings()
+        and not any(part in name for part in ("lora_", "modules_to_save", "original_module"))
+        and f".{name}".endswith(ends)
+    ]
+    experts = [name for name, weight in inner.named_parameters() if weight.dim() > 2 and "experts." in name]
+    alone = [name for name in experts if ".base_layer." not in name] if targets == ALL_LINEAR else []
+    return [
+        f"no adapter lies beside {len(names):,} of the {what}: {names[0]}{', ...' * (len(names) > 1)}."
+        for what, names in (("linear layers that adapter.targets names", plain), ("tensors of experts", alone))
+        if names
+    ]
 
 
 def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:

@@ -37,6 +37,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"adapter.bits=8 needs compute capability 7.5 or newer; {gpu.name} has {gpu.capability[0]}."
             f"{gpu.capability[1]}. Type adapter.bits=4."
         )
+    if adapter.alpha == 0:
+        found.append("adapter.alpha=0: the adapter would have no gradients. Twice adapter.rank is usual.")
     names = adapter.targets if isinstance(adapter.targets, list) else [adapter.targets]
     if not names or not all(isinstance(name, str) and name for name in names):
         found.append(
@@ -83,6 +85,12 @@ CONFLICTS = (
     Conflict("adapter=qlora", "parallelism=dp", ", whose copies lose the scales", "Choose parallelism=ddp."),
     Conflict("adapter=qlora", "compile=true", "", "Choose adapter=lora, or leave compile out."),
     Conflict("eval.precision=fp16,bf16", "adapter=qlora", ": it casts the whole model", "Leave eval.precision out."),
+    Conflict(
+        "adapter.dora=true",
+        "parallelism.wrap=size",
+        ", whose units do not gather the weights that it reads",
+        "Type parallelism.wrap=layer.",
+    ),
     Conflict("adapter.dora=true", "adapter.bits=8", "", "Type adapter.bits=4, or leave adapter.dora out."),
 )
 

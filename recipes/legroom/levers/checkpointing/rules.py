@@ -40,6 +40,12 @@ CONFLICTS = (
         ", which gathers weights inside the layers",
         "Choose checkpointing=full, or parallelism=fsdp.",
     ),
+    Conflict(
+        "checkpointing=selective",
+        "parallelism.wrap=size",
+        ", which gathers weights inside the layers",
+        "Type parallelism.wrap=layer.",
+    ),
 )
 
 SEARCH = (Dimension("checkpointing", 20, not_tried=lambda cfg: COPIES * (cfg.checkpointing.name == "offload") or None),)

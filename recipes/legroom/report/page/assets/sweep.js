@@ -45,6 +45,8 @@ function sweepPage(sweep, place) {
 const good = (row) => row.ok && row.memory !== null && row.speed !== null;
 const trained = (row) => row.ok && !row.diverged;
 
+const speed = (row) => (row.estimate && row.speed !== null ? predictedNumber : number)(row.speed);
+const step = (row) => (row.estimate && row.step !== null ? predictedSeconds : seconds)(row.step);
 const loss = (row) => row.loss === null && row.diverged ? "not a number" : number(row.loss);
 
 /** Whether two speeds count as equal: measured ones by their spread, predicted ones within a hundredth. */
@@ -83,7 +85,7 @@ function bestCards(sweep, state, redraw) {
     place.replaceChildren(h("div", { class: "numbers" },
       h("div", {}, h("span", {}, "jobs"), h("b", {}, `${state.shown.length}${state.shown.length < sweep.rows.length ? " of " + sweep.rows.length : ""}`), h("span", {}, state.shown.every((row) => row.ok) ? "" : `${state.shown.filter((row) => !row.ok).length} without figures`), base ? h("div", { style: "overflow-wrap:anywhere" }, "baseline: ", base.name) : ""),
       one("least memory", small, small && bytes(small.memory), small && versus(small, "memory")),
-      one("fastest", fast, fast && number(fast.speed) + " samples/s", fast && (measured[faster] || versus(fast, "speed")))));
+      one("fastest", fast, fast && speed(fast) + " samples/s", fast && (measured[faster] || versus(fast, "speed")))));
   });
   return place;
 }
@@ -100,15 +102,16 @@ function tableColumns(sweep, state) {
   const many = sweep.keys.length > 6;
   const job = { name: "job", class: "name", key: (row) => row.name, text: (row) => jobLink(row) };
   const keys = sweep.keys.map((key) => ({ name: key, key: (row) => row.label[key] ?? "", text: (row) => jobLink(row, row.label[key] ?? "–"), hidden: many }));
-  const spread = (row, key, format) => format(row[key]) + (row[key + "_range"] ? ` (${row[key + "_range"].map(format).join(" to ")})` : "");
+  const spread = (row, key, format) => format(row[key], row) + (row[key + "_range"] ? ` (${row[key + "_range"].map((value) => format(value, row)).join(" to ")})` : "");
   const figure = (name, key, format) => ({ name, number: true, key: (row) => row[key], text: (row) => (row[key] !== null ? spread(row, key, format) : key === "loss" ? loss(row) : "") });
+  const known = (predicted, measured) => (value, row) => (row.estimate ? predicted : measured)(value);
   const versus = (name, key) => ({ name, number: true, hidden: innerWidth < 600, key: (row) => (row[key] !== null && base()[key] ? row[key] / base()[key] : null),
     text: (row) => (row.index === state.baseline ? "baseline" : key === "speed" ? speedChange(row, base()) : change(row[key], base()[key])) });
   const columns = [...(many ? [job] : []), ...keys,
     { name: "status", key: (row) => row.status, text: (row) => chip(row.status), hidden: sweep.rows.every((row) => row.status === "ok") },
     figure(sweep.memory_name, "memory", bytes), versus("memory diff.", "memory"),
-    figure("samples/s", "speed", (value) => number(value)), versus("speed diff.", "speed"),
-    figure("step", "step", seconds), figure("final loss", "loss", (value) => number(value)), figure("evaluation loss", "evaluation", (value) => number(value)),
+    figure("samples/s", "speed", known(predictedNumber, number)), versus("speed diff.", "speed"),
+    figure("step", "step", known(predictedSeconds, seconds)), figure("final loss", "loss", (value) => number(value)), figure("evaluation loss", "evaluation", (value) => number(value)),
     figure("left on the GPU", "margin", bytes),
     ...["contractions", "normalisations", "element-wise", "optimizer", "communication", "copies"].map((group) => ({ name: group + " time", number: true, hidden: true,
       key: (row) => (row.groups ? row.groups[group] ?? null : null), text: (row) => (row.groups && row.groups[group] != null ? percent(row.groups[group]) : "") })),
@@ -158,7 +161,7 @@ function valuesOf(rows, key) {
 function rowLines(sweep, state, row) {
   const base = sweep.rows[state.baseline] || {};
   return lines(row.name, [["", row.status, ""], ["", sweep.memory_name, `${bytes(row.memory)}  ${row.index === state.baseline ? "baseline" : change(row.memory, base.memory)}`],
-    ["", "samples/s", `${number(row.speed)}  ${row.index === state.baseline ? "" : speedChange(row, base)}`], ["", "step", seconds(row.step)], ["", "final loss", number(row.loss)]].filter((line) => line[2] || !line[0] && line[1] === row.status));
+    ["", "samples/s", `${speed(row)}  ${row.index === state.baseline ? "" : speedChange(row, base)}`], ["", "step", step(row)], ["", "final loss", number(row.loss)]].filter((line) => line[2] || !line[0] && line[1] === row.status));
 }
 const openJob = (row) => { const run = row && row.runs.find((one) => one.page); if (run) location.href = run.page + location.hash; };
 
@@ -222,7 +225,7 @@ function paretoCard(sweep, state, redraw) {
   };
   redraw.push(mark);
   if (!sweep.rows.some(good)) return section("Memory against throughput", "No job has both figures.");
-  return section("Memory against throughput", "The dashed line is the Pareto front: no job is better in both. The large mark with an outline is the baseline. Click a job to open its page.", key, signs, box);
+  return section("Memory against throughput", `The dashed line is the Pareto front: no job is better in both${sweep.rows.some((row) => row.diverged) ? ", but for those whose loss is not a number" : ""}. The large mark with an outline is the baseline. Click a job to open its page.`, key, signs, box);
 }
 
 function partsCard(sweep, state, redraw) {
@@ -374,7 +377,7 @@ function difference(rows, jobs, place) {
   const keys = [...new Set(settings.flatMap((map) => [...map.keys()]))].filter((key) => settings[0].get(key) !== settings[1].get(key));
   place.append(table([{ name: "", class: "name", key: (row) => row[0] }, { name: rows[0].short, class: "name", key: (row) => row[1] }, { name: rows[1].short, class: "name", key: (row) => row[2] }, { name: "difference", number: true, key: (row) => row[3] }], [
     ["memory", bytes(rows[0].memory), bytes(rows[1].memory), change(rows[1].memory, rows[0].memory)],
-    ["samples/s", number(rows[0].speed), number(rows[1].speed), speedChange(rows[1], rows[0])],
+    ["samples/s", speed(rows[0]), speed(rows[1]), speedChange(rows[1], rows[0])],
     ["final loss", loss(rows[0]), loss(rows[1]), change(rows[1].loss, rows[0].loss)],
     ...keys.slice(0, 60).map((key) => [key, settings[0].get(key) ?? "–", settings[1].get(key) ?? "–", ""]),
   ].filter((row) => row[1] || row[2])));
