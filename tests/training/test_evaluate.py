@@ -97,7 +97,8 @@ def test_an_evaluation_in_16_bits_has_the_buffers_of_a_model_in_16_bits_and_leav
 def test_an_evaluation_in_16_bits_has_the_averages_of_a_schedule_free_optimizer(train):
     words = ["model=gpt2_tiny", "optim=schedule_free"]
     plain, short = (train(*words, f"eval.precision={value}").record for value in ("null", "bf16"))
-    assert short.evaluation.loss == pytest.approx(plain.evaluation.loss, rel=0.02) != plain.evaluation.loss
+    assert short.evaluation.loss == pytest.approx(plain.evaluation.loss, rel=0.02)
+    assert short.evaluation.loss != plain.evaluation.loss
 
 
 def test_an_evaluation_in_16_bits_computes_a_chunked_loss_too(train):
