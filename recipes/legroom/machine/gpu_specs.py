@@ -1,4 +1,4 @@
-"""legroom.machine.gpu_specs"""
+"""The figures of GPUs: the options of the menu `gpu`, and other cards of their chips by the names of devices."""
 
 import functools
 import re

@@ -1,7 +1,7 @@
 """What devices reach of their peaks: the table efficiencies.yaml, and what was measured on this machine.
 
-A GPU's own lines stand over those of its chip, and those over `default`. A file that
-The command `calibrate` has written for a device stands over all of them.
+A GPU's own lines stand over those of its chip, and those over `default`. A file that the
+command `calibrate` has written for a device stands over all of them.
 """
 
 import dataclasses
