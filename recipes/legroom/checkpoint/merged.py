@@ -88,8 +88,7 @@ def _merged(module: nn.Module, plain: nn.Module, prefix: str, dtype: torch.dtype
     from peft.utils import ModulesToSaveWrapper
 
     if isinstance(module, ModulesToSaveWrapper):
-        chosen = module.modules_to_save[module.active_adapters[0]]
-        return _merged(chosen, plain, prefix, dtype)
+        return _merged(module.modules_to_save[module.active_adapters[0]], plain, prefix, dtype)
     if isinstance(module, ParamWrapper):  # around experts in one tensor, one for each of their tensors
         found = _merged(module.base_layer, plain, prefix, dtype)
         name, delta = prefix + module.parameter_name, module.get_delta_weight(module.active_adapters[0])

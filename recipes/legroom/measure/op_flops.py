@@ -67,8 +67,7 @@ def backward_flops(func: Any, args: Any, flops: int) -> int:
 
 def attended_share(func: Any, args: Sequence, kwargs: Mapping) -> float:
     """The share of the scores that a kernel of attention computes: half if it is causal, and those within a window."""
-    names = [argument.name for argument in schema(func).arguments]
-    given = dict(zip(names, args)) | dict(kwargs)
+    given = dict(zip([argument.name for argument in schema(func).arguments], args)) | dict(kwargs)
     causal, window, length = (given.get(name) for name in ("is_causal", "window_size_left", "max_q"))
     if window is None or length is None or not 0 <= window < length:
         return 0.5 if causal else 1.0

@@ -48,7 +48,7 @@ class Meter:
     """What the allocator would say at this moment. requests: gives all of the trace so far."""
 
     def __init__(self, requests: Callable[[], list[tuple[int, int]]], capacity_bytes: int, gpu: Gpu, others_bytes: int):
-        self._requests, self._capacity, self._gpu, self._others = requests, capacity_bytes, gpu, others_bytes
+        self._requests, self._gpu, self._others = requests, gpu, others_bytes
         self._allocator, self._held, self._at = allocator.Allocator(capacity_bytes), {}, 0
 
     def _now(self) -> allocator.Allocator:

@@ -229,8 +229,7 @@ def report_of_places(done: list[Searched], options: Options, seconds: float) -> 
     lines += ["", results_table(rows, [each.label for each in found]), ""]
     if options.sort == "cost" and (unpriced := dict.fromkeys(each.place.gpu for each in found if each.cost is None)):
         lines.append(f"Without a price, and so below those of a known cost: {', '.join(map(str, unpriced))}.\n")
-    shown = (fitting or found)[: options.top]
-    for number, each in enumerate(shown, 1):
+    for number, each in enumerate((fitting or found)[: options.top], 1):
         lines.append(f"{number}. {each.search.command(each.best.chosen)}")
     lines.append(
         "\nPredicted; the same command with recipe=estimate says more of each, and a search for one of them alone has "
