@@ -95,6 +95,7 @@ def drawn(monkeypatch):
 
         def step(_, __, taken: list) -> int:
             simulated.append(" ".join(str(batch["input_ids"].shape[1]) for batch in taken))
+            trace.passes = taken
             return len(simulated)
 
         monkeypatch.setattr(uneven_lengths, "step", step)

@@ -139,6 +139,17 @@ def test_what_is_typed_is_not_advised(predicted, padded):
     assert "are padding" in line and "group_by_length" not in line
 
 
+@pytest.mark.parametrize("mode", ["dp", "pipeline parallelism.stages=2 accumulation=x4", "zero accumulation=x4"])
+def test_the_first_steps_have_what_the_parallelism_adds_to_a_step(predicted, tmp_path, mode):
+    """Of rows of one length they take as long as the step of the verdict, with what ranks send and wait for."""
+    file = tmp_path / "alike.jsonl"
+    file.write_text(32 * (json.dumps({"prompt": "p" * 40, "completion": "c" * 200}) + "\n"))
+    data = ["data=chat", f"data.path={file}", "data.eval_fraction=0", "data.seq_len=256"]
+    words = ["gpu=rtx4090_24gb", "estimate.hint_seconds=0", "model=gpt2", "model.vocab=512", "model.layers=2"]
+    outcome = predicted(*words, *data, *f"parallelism.num_processes=2 parallelism={mode}".split())
+    assert outcome.estimate.first_step_seconds == pytest.approx(outcome.speed.step_seconds_median, rel=0.1)
+
+
 def test_equal_rows_have_one_figure(predicted):
     outcome = predicted(*WORDS, "data.seq_len=32", "data.samples=16")
     assert outcome.estimate.shown_reserved_bytes is None

@@ -37,6 +37,7 @@ def of(cfg: Config, steps: Sequence[Any]) -> Any:
     return replace(
         fullest,
         tally=slowest.tally,
+        first_steps=slowest.first_steps,
         model_flops=None if flops is None else round(flops / cfg.parallelism.stages),
         warnings=[*fullest.warnings, said],
     )

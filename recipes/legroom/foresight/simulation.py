@@ -135,11 +135,13 @@ def _simulate(
         tokens = _two_steps(training, trace, enough, held)
         events = trace.allocator_events(REPEATS) if gpu is not None and capacity_bytes else []
         del held
-        tally = _tally_of_mode(cfg, loop, trace.step_tally(steps if split is None else len(trace.passes)), steps)
+        of_mode = functools.partial(_tally_of_mode, cfg, loop)
+        tally = of_mode(trace.step_tally(steps if split is None else len(trace.passes)), steps)
         first_steps = drawn = evaluated = None
         if gpu is not None and draw_lengths and not even:
             settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
-            first_steps, drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps, events, settings)
+            optimizer = trace.ledger.optimizer
+            first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
         if gpu is not None and draw_lengths:
             evaluated = evaluation_memory.requests(cfg, training, fake, trace.ledger.optimizer)
     batch = args.train_batch_size * rows.ranks

@@ -8,6 +8,7 @@ are replayed in several orders.
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,6 +79,7 @@ def draw(
     micro_batches: int,
     longest_events: list[tuple[int, int]],
     settings: Settings,
+    of_mode: Callable[[Tally, int], Tally] = lambda tally, _: tally,
 ) -> tuple[FirstSteps, DrawnSteps | None]:
     """Simulate steps on the first batches of the training and on the longest rows.
 
@@ -87,7 +89,8 @@ def draw(
     a fixed seed, and begin with the first batches of the training, on which parameters and states are allocated.
 
     loop: of the raw recipe, after its first steps. micro_batches: of an optimizer step. longest_events: the requests of
-    steps on the longest rows alone. settings: of the allocator.
+    steps on the longest rows alone. settings: of the allocator. of_mode: adds to the operations of a step of so many
+    micro-batches what the parallelism adds.
     """
     trace = OpTrace(fake, loop.bare_model, optimizer)
     count = max(2, min(DRAWN_STEPS, DRAWN_BATCHES // micro_batches))
@@ -100,7 +103,7 @@ def draw(
         positions += sum(map(_positions, batches))
         filled += sum(batch.unpadded_everywhere for batch in batches)
         ends.append(step(loop, trace, batches))
-        tallies.append(trace.step_tally(len(batches)))
+        tallies.append(of_mode(trace.step_tally(len(trace.passes)), len(batches)))  # stages may pass more often
         del batches  # what a step leaves behind is freed at its end
         if len(ends) == count:
             break
