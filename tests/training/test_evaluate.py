@@ -11,6 +11,7 @@ import torch
 import transformers
 from conftest import compose
 
+from legroom.records import record
 from legroom.training import evaluate
 
 RECIPES = ["trainer", "accelerate"]
@@ -44,6 +45,14 @@ def test_a_language_model_has_a_perplexity(train):
     evaluation = train("model=gpt2_tiny").record.evaluation
     assert evaluation.accuracy is None
     assert evaluation.perplexity == pytest.approx(math.exp(evaluation.loss))
+
+
+@pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny"])
+def test_a_loss_that_is_no_number_has_no_score(train, model):
+    words = ["train.learning_rate=1e30", "train.max_steps=3", "data.eval_samples=4"]
+    outcome = train(f"model={model}", *words).record
+    assert outcome.evaluation.loss is None and record.quality(outcome.evaluation) == "no score"
+    assert (outcome.evaluation.accuracy, outcome.evaluation.perplexity) == (None, None)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

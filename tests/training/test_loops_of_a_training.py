@@ -21,7 +21,9 @@ from legroom.training import accelerate_loop, after_step, evaluate, trainer
 # --- between two steps ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every,loss,stops", list(itertools.product((None, 1, 2), (0.12345, None), (True, False))))
+@pytest.mark.parametrize(
+    "every,loss,stops", list(itertools.product((None, 1, 2), (0.12345, None, float("nan")), (True, False)))
+)
 def test_when_a_training_is_evaluated_between_two_steps(monkeypatch, every, loss, stops):
     log: list = []
     result = Evaluation(samples=2, loss=loss, seconds=1.0, accuracy=0.5)
@@ -37,7 +39,7 @@ def test_when_a_training_is_evaluated_between_two_steps(monkeypatch, every, loss
     saver = SimpleNamespace(begin=lambda loop: 7, after_step=lambda step: log.append(step) or stops)
     between = after_step.EvaluateThenSave(cfg, None, None, step_log, saver, progress)
     assert between.begin(SimpleNamespace(total_steps=4)) == 7
-    said = "not a number" if loss is None else "0.1235"
+    said = "0.1235" if loss == 0.12345 else "not a number"
     expected: list = []
     for step in (1, 2, 3, 4):
         assert between.after_step(step) == stops

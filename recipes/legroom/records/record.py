@@ -173,8 +173,8 @@ def quality(evaluation: Evaluation) -> str:
     if evaluation.accuracy is not None and evaluation.most_frequent_share is not None:
         found[0] += f" (the most frequent label alone: {evaluation.most_frequent_share:.1%})"
     found += [] if evaluation.pearson is None else [f"correlation {evaluation.pearson:.4f}"]
-    if evaluation.perplexity is None:  # no score: of random spans, of numbers that are all the same, or of one
-        return ", ".join(found) or ("perplexity not a number" if evaluation.loss is None else "no score")
+    if evaluation.perplexity is None:  # of random spans, of one number or the same ones, or of a loss that is no number
+        return ", ".join(found) or "no score"
     return ", ".join(found) or f"perplexity {evaluation.perplexity:.2f}"
 
 

@@ -34,7 +34,7 @@ class EvaluateThenSave:
             self.step_log.flush()
             result = evaluate.evaluate(self.cfg, self.args, self.loop, self.data, self.progress)
             self.step_log.evaluation(result)
-            loss = "not a number" if result.loss is None else f"{result.loss:.4f}"
+            loss = "not a number" if result.loss is None or result.loss != result.loss else f"{result.loss:.4f}"
             self.progress.send(Shown(f"{step}/{total}  evaluation loss {loss}, {quality(result)}", of_one_run=True))
             self.progress.enter("train", "training", step=step, total=total)
             self.step_log.restart_step_timer()
