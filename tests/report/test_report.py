@@ -297,12 +297,13 @@ def test_a_tight_estimate_is_not_ok():
 
 
 def test_estimates_of_several_cards_are_sorted_by_speed():
-    cards = {"l4_24gb": 10.0, "h100_80gb": 90.0, "t4_16gb": None, "rtx4090_24gb": 40.0}
-    made = [job(f"gpu={name}", speed=speed, status="ok" if speed else "refused") for name, speed in cards.items()]
+    cards = {"l4_24gb": 10.0, "rtx4060_8gb": 95.0, "h100_80gb": 90.0, "t4_16gb": None, "rtx4090_24gb": 40.0}
+    statuses = {"rtx4060_8gb": "oom", "t4_16gb": "refused"}  # what does not fit has a speed, and is no choice
+    made = [job(f"gpu={name}", speed=speed, status=statuses.get(name, "ok")) for name, speed in cards.items()]
     for each, name in zip(made, cards):
         each.recipe = each.config["recipe"]["name"] = "estimate"
-        each.config["gpu"]["name"] = name
-    assert columns(rows.table(made))["gpu"] == ["h100_80gb", "rtx4090_24gb", "l4_24gb", "t4_16gb"]
+        each.config["gpu"]["name"], each.speed.samples_per_second = name, cards[name]
+    assert columns(rows.table(made))["gpu"] == ["h100_80gb", "rtx4090_24gb", "l4_24gb", "rtx4060_8gb", "t4_16gb"]
 
 
 def test_an_estimate_has_intervals_of_two_digits_and_a_cost():
