@@ -120,6 +120,7 @@ def test_the_verdict_of_an_estimate_stands_first(outcome, verdict, margin):
     [
         (None, None, "2 GiB stay free of 24 GiB; all predicted"),
         (None, 8 * GIB, "2 GiB stay free of a limit of 8 GiB on 24 GiB; all predicted"),
+        (30, None, "2 GiB stay free of 24 GiB; all predicted"),
         (10.5, 8 * GIB, "2 GiB stay free of 10.5 GiB (launch.memory_limit_gib); all predicted"),
     ],
 )

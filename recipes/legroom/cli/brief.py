@@ -65,7 +65,7 @@ def answer(outcome: Record) -> str:
         tells = estimate.kept_bytes and verdict != FITS
         kept = f" ('fits' keeps {units.size(estimate.kept_bytes or 0)} free)" if tells else ""
         limit, whole = config["launch"].get("memory_limit_gib"), units.size(estimate.capacity_bytes)
-        if limit is not None:
+        if limit is not None and estimate.limit_bytes is not None:  # one above the card has no effect
             whole = f"{limit:g} GiB (launch.memory_limit_gib)"
         elif estimate.limit_bytes is not None:  # of PYTORCH_ALLOC_CONF
             whole = f"a limit of {units.size(estimate.limit_bytes)} on {whole}"
