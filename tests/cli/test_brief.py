@@ -40,6 +40,12 @@ def test_the_status_stands_first_and_six_lines_have_the_figures(outcome, columns
     assert "5 GiB" in text and "optimizer states 2," in text and "MiB" not in text and "--verbose" in text
 
 
+@pytest.mark.parametrize("stride, said", [(None, "on 29 samples"), (16, "on 29 windows")])
+def test_an_evaluation_that_slides_over_a_text_is_on_windows(outcome, stride, said):
+    outcome.evaluation, outcome.config["eval"]["stride"] = record.Evaluation(29, 0.5), stride
+    assert said in " ".join(brief.answer(outcome).split())
+
+
 def test_a_small_models_memory_is_not_shown_as_nothing(outcome):
     outcome.memory = Memory(*(2**20 for _ in range(5)), 5 * 2**20, "step", 2**28, GIB)
     assert "5 MiB" in brief.answer(outcome)

@@ -13,7 +13,7 @@ from legroom.cli import summary
 from legroom.config import GROUPS
 from legroom.options.model import AUTO
 from legroom.records import checkpoint_files, model_card
-from legroom.records.record import FITS, Record, quality, shown_status, verdict_of
+from legroom.records.record import FITS, Record, evaluated_in, quality, shown_status, verdict_of
 from legroom.records.run_folder import MODEL_FOLDER, PAGE_FILES, log_name
 from legroom.report import predicted
 from legroom.units import GIB, MIB, PARTS
@@ -105,7 +105,7 @@ def _loss(outcome: Record) -> str:
     found = [f"{_number(training.final_loss)} from {_number(training.losses[0])}"] if training.losses else []
     if evaluation is not None:
         loss, scores = _number(evaluation.loss), quality(evaluation)
-        found.append(f"evaluation {loss}, {scores}, on {evaluation.samples} samples")
+        found.append(f"evaluation {loss}, {scores}, on {evaluation.samples} {evaluated_in(outcome.config)}")
     return "; ".join(found)
 
 

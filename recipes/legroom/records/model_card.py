@@ -8,7 +8,7 @@ from typing import Any
 from legroom import invocation, paths
 from legroom.machine import host
 from legroom.records import record_file, run_folder
-from legroom.records.record import Record, quality
+from legroom.records.record import Record, evaluated_in, quality
 from legroom.version import VERSION
 
 FILE_NAME = "README.md"
@@ -121,7 +121,8 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
         "Training": f"{outcome.training.steps:,} steps, {outcome.training.samples:,} samples, "
         f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
         "Loss of the last step": outcome.training.final_loss,
-        "Evaluation loss": outcome.evaluation and f"{outcome.evaluation.loss}, {outcome.evaluation.samples:,} samples",
+        "Evaluation loss": outcome.evaluation
+        and f"{outcome.evaluation.loss}, {outcome.evaluation.samples:,} {evaluated_in(config)}",
         "Evaluation": outcome.evaluation and quality(outcome.evaluation),
         "Made with": ", ".join(f"{package} {version}" for package, version in versions.items() if version),
     }

@@ -59,7 +59,7 @@ class Training:
 class Evaluation:
     """The evaluation after the training, on held-out samples."""
 
-    samples: int = 0
+    samples: int = 0  # with eval.window or eval.stride windows of the text
     loss: float | None = None
     accuracy: float | None = None  # 0 to 1
     perplexity: float | None = None
@@ -176,6 +176,12 @@ def quality(evaluation: Evaluation) -> str:
     if evaluation.perplexity is None:  # of random spans, of one number or the same ones, or of a loss that is no number
         return ", ".join(found) or "no score"
     return ", ".join(found) or f"perplexity {evaluation.perplexity:.2f}"
+
+
+def evaluated_in(config: dict) -> str:
+    """What the samples of an evaluation are."""
+    evaluation = config.get("eval") or {}
+    return "windows" if evaluation.get("window") or evaluation.get("stride") else "samples"
 
 
 OPERATION_GROUPS = ("contractions", "normalisations", "element-wise", "optimizer", "communication", "copies")
