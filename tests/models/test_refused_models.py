@@ -123,6 +123,39 @@ def test_a_head_that_config_json_does_not_name_is_not_replaced(tmp_path):
         pretrained.load_weights(kind, str(tmp_path), BERT, True, print)
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("kind", ["TokenClassification", "MultipleChoice"])
+def test_a_head_of_another_task_is_left_out(tmp_path, kind, classes):
+    """Its weights have the names of a classifier's, and with the same number of classes their shapes."""
+    torch.manual_seed(0)
+    saved = getattr(transformers, f"BertFor{kind}")(
+        transformers.BertConfig(**{**BERT.to_dict(), "num_labels": classes})
+    )
+    saved.classifier.bias.data += 1
+    saved.save_pretrained(tmp_path)
+    config = pretrained.configuration(str(tmp_path))
+    config.num_labels = 2
+    settings = (transformers.AutoModelForSequenceClassification, str(tmp_path), config, True, print)
+    model = pretrained.load_weights(*settings)
+    assert model.classifier.weight.shape == (2, 32) and not model.classifier.bias.any(), "initialised at random"
+    assert 0.01 < model.classifier.weight.std() < 0.03 and model.classifier.weight.isfinite().all()
+    assert torch.equal(model.bert.embeddings.word_embeddings.weight, saved.bert.embeddings.word_embeddings.weight)
+    if kind == "MultipleChoice":
+        assert torch.equal(model.bert.pooler.dense.weight, saved.bert.pooler.dense.weight), "of no task"
+    saved.bert.embeddings.LayerNorm.weight.data[0] = torch.nan
+    saved.save_pretrained(tmp_path)
+    with pytest.raises(Refusal, match="no numbers"):
+        pretrained.load_weights(*settings)
+
+
+def test_the_head_of_its_own_task_stays(tmp_path):
+    saved = transformers.BertForSequenceClassification(BERT)
+    saved.save_pretrained(tmp_path)
+    config, kind = pretrained.configuration(str(tmp_path)), transformers.AutoModelForSequenceClassification
+    model = pretrained.load_weights(kind, str(tmp_path), config, not head.is_there(config), print)
+    assert torch.equal(model.classifier.weight, saved.classifier.weight)
+
+
 def test_a_model_without_linear_layers_is_not_quantised():
     """Without its head a model has no prefix by which its layers are told from the head's."""
     assert len(quantized.names(transformers.BertForMaskedLM(BERT))) == 6

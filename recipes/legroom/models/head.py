@@ -25,6 +25,11 @@ def modules(model: nn.Module) -> list[str]:
     return [name for name, module in found if len(list(module.parameters()))]
 
 
+def outside(model: nn.Module) -> list[nn.Module]:
+    """The modules of the head outside of the base model: those that belong to a task. A pooler does not."""
+    return [module for name, module in model.named_children() if name != model.base_model_prefix]
+
+
 PROBLEMS: dict[str, Any] = {  # task -> config.problem_type
     "classification": "single_label_classification",
     "regression": "regression",
@@ -35,6 +40,12 @@ PROBLEMS: dict[str, Any] = {  # task -> config.problem_type
 def is_there(config: PretrainedConfig, ending: str = "ForSequenceClassification") -> bool:
     """Whether a checkpoint has a classification head, as its config.json says; or another one, by its class's name."""
     return any(name.endswith(ending) for name in config.architectures or [])
+
+
+def is_of_another_task(config: PretrainedConfig) -> bool:
+    """Whether a checkpoint has the head of another task, whose weights may have a classification head's names
+    and shapes: that of tokens, of choices or of entities."""
+    return not is_there(config) and any(is_there(config, ending) for ending in ("Classification", "MultipleChoice"))
 
 
 def labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:

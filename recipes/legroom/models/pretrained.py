@@ -87,9 +87,11 @@ def load_weights(
 ) -> PreTrainedModel:
     """The model with the weights of a checkpoint.
 
-    kind: an auto class. new_head: the checkpoint has no classification head, and the model gets one. warn: is given
-    what the checkpoint has and the model has not. Raises Refusal for weights that are missing, or of another shape.
+    kind: an auto class. new_head: the checkpoint has no classification head, and the model gets one; that of another
+    task is left out. warn: is given what the checkpoint has and the model has not. Raises Refusal for weights that are
+    missing, or of another shape.
     """
+    replaced = new_head and head.is_of_another_task(config)
     model, report = call(
         kind.from_pretrained,
         name,
@@ -99,12 +101,16 @@ def load_weights(
         ignore_mismatched_sizes=True,  # they are refused below, with their names
         **settings,
     )
-    _refuse_mismatches(name, report["mismatched_keys"])
+    _refuse_mismatches(
+        name, [found for found in report["mismatched_keys"] if not (replaced and head.is_part(model, found[0]))]
+    )
     missing = sorted(report["missing_keys"])
     heads = [key for key in missing if new_head and head.is_part(model, key)]
     others = [key for key in missing if key not in heads]
     refuse_missing(f"model.pretrained={name}", model, others, "Save the whole model again, or choose another.")
-    if new_head and not heads:
+    if replaced:
+        transformers_models_private.initialise_again(model, head.outside(model))
+    elif new_head and not heads:
         raise Refusal(
             f"model.pretrained={name}: the checkpoint has a classification head, of which config.json says nothing. "
             f'Enter "architectures": ["{type(model).__name__}"] and the true id2label there.'

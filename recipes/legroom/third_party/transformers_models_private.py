@@ -231,6 +231,15 @@ def initialise_layers(
     visit("", model, model)
 
 
+@torch.no_grad()
+def initialise_again(model: PreTrainedModel, modules: list[torch.nn.Module]) -> None:
+    """Random weights in modules whose weights were loaded, which transformers protects by a mark."""
+    for module in (inner for each in modules for inner in each.modules()):
+        for weight in module.parameters(recurse=False):
+            vars(weight)["_is_hf_initialized"] = False
+        model._init_weights(module)
+
+
 def checkpoint_inside(model: Any, around: Callable[[], contextlib.AbstractContextManager]) -> None:
     """Makes every checkpoint of a model run inside `around()`, once checkpointing is switched on.
 
