@@ -311,6 +311,10 @@ class Loaded(torch.nn.Module):
     """A model with weights a, b and a head."""
 
     base_model_prefix = "base"
+    all_tied_weights_keys: dict[str, str] = {}
+
+    def get_expanded_tied_weights_keys(self, all_submodels):
+        return {}
 
     def __init__(self, **values):
         super().__init__()
