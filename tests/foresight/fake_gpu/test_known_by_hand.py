@@ -390,6 +390,13 @@ def decided() -> bool:
 
 
 @pytest.mark.parametrize("number", [UnknownInt(3, decided), UnknownFloat(3, decided)])
+def test_an_infinity_is_compared_with_as_any_finite_number_would_be(number):
+    best = float("inf")
+    assert number < best and number <= best and number != best and best > number and -best < number
+    assert not number > best and not number >= best and (number == best) is False and not number < -best
+
+
+@pytest.mark.parametrize("number", [UnknownInt(3, decided), UnknownFloat(3, decided)])
 def test_an_unknown_number_is_calculated_with_and_not_compared(number):
     for made in (number + 1, 2 * number, -number, abs(number), number**2, 7 // number, number % 2, number / number):
         assert type(made) is UnknownFloat and float.__eq__(made, 1.0)

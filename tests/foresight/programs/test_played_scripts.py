@@ -9,10 +9,11 @@ import textwrap
 import pytest
 import torch
 from conftest import ROOT
-from played_scripts import GPU, ROWS, play
+from played_scripts import GPU, ROWS, play, watch_of
 
 from legroom import Refusal
 from legroom.cli import check as command
+from legroom.foresight.programs import played_run
 from legroom.foresight.step_estimate import gpu_of
 from legroom.records import record_file
 from legroom.report import plots, report, screen_table
@@ -383,6 +384,13 @@ def test_sizes_that_depend_on_values_and_loops_that_they_end_are_refused(tmp_pat
 def test_strictly_nothing_may_decide(tmp_path):
     with pytest.raises(Refusal, match="script.py:12: .*--strict"):
         play(tmp_path, loop(after="if loss.item() < 3: pass"), strict=True)
+
+
+def test_what_decided_is_known_without_an_estimate():
+    options, watch = {"gpus": {GPU: gpu_of(GPU)}, "margin": 0.03, "ranks": 1}, watch_of()
+    with played_run.observe(options, watch) as found, watch.watching():
+        assert not torch.randn(2, device="cuda").sum().item() > 3
+    assert len(found().pop("decided")) == 1
 
 
 # --- the command ------------------------------------------------------------------------------------

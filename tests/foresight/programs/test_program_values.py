@@ -309,6 +309,9 @@ def test_why_there_is_no_verdict(data_regression):
             outcome = process.Outcome(status, error=error, line=line, reached=reached, exit_code=code, steps=1)
             found[f"{status} {error} {line} {reached} {code}"] = check.why_not(PROGRAM, outcome)
     found["no step"] = check.why_not(PROGRAM, process.Outcome(process.ENDED, steps=0))
+    guessed = {"decided": [f"a.py:{line}" for line in range(4)]}
+    for status in (process.ENDED, process.FAILED):
+        found[f"{status}, decided"] = check.why_not(PROGRAM, process.Outcome(status, guessed, "bad", steps=1))
     data_regression.check(known(found))
 
 

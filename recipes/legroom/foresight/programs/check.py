@@ -19,6 +19,7 @@ OBSERVER = "legroom.foresight.programs.played_run:observe"
 ON_CPU = "legroom.foresight.programs.played_cpu:observe"
 STEPS = 2  # the first creates the optimizer's states, and the second is like every later one
 SECONDS = 600.0
+DECIDED = 3  # lines of the script in a message
 
 
 @dataclass
@@ -147,17 +148,19 @@ def _estimate(fields: dict[str, Any]) -> StepEstimate:
 
 def why_not(program: Program, outcome: process.Outcome) -> str:
     """Why there is no verdict, in a line: whose fault it was, and where."""
+    decided = ", ".join((outcome.found or {}).get("decided", ())[:DECIDED])
+    guessed = decided and f" (It decides by a number that nobody computed, and the answer was no: {decided}.)"
     where = f"{outcome.line}: " if outcome.line and outcome.line not in outcome.error else ""
     if outcome.status == process.REFUSED:
         return f"{where}{outcome.error}"
     if outcome.status == process.FAILED:
-        return f"the script fails: {where}{outcome.error}"
+        return f"the script fails: {where}{outcome.error}{guessed}"
     if outcome.status == process.ENDED:
         ended = f"the script ended{{}} after {outcome.steps} optimizer steps, and {STEPS} are needed"
         if outcome.exit_code:  # it has said why: a wrong argument, mostly
             return f"{ended.format(f' by itself, with exit code {outcome.exit_code},')}."
         if outcome.steps:
-            return f"{ended.format('')}: let it train longer (more steps, or more rows)."
-        return f"{ended.format('')}: {Path(program.target).name} must train with a torch.optim.Optimizer."
+            return f"{ended.format('')}: let it train longer (more steps, or more rows).{guessed}"
+        return f"{ended.format('')}: {Path(program.target).name} must train with a torch.optim.Optimizer.{guessed}"
     reached = f" It was at {outcome.reached or outcome.line}." if outcome.reached or outcome.line else ""
     return f"{outcome.error or outcome.status}{reached}"

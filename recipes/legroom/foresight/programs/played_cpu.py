@@ -33,4 +33,4 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
     reading = played_private.observed_loading(fake.loading)
     arriving = played_processes.batches_in(followed.trace.log, lambda: fake.observed_by(None))
     with followed.following(watch, decisions, 1, ended), reading, arriving, PlayedCode(fake, decisions):
-        yield lambda: found
+        yield lambda: found or {"decided": list(decisions.counts)}

@@ -68,7 +68,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
         patched(step_estimate, FOLLOWED=True),
         played_levers.changed(changes, facts) if changes is not None else contextlib.nullcontext(),
     ):
-        yield lambda: found
+        yield lambda: found or {"decided": list(decisions.counts)}
 
 
 def _steps(followed: ProgramTrace, gpus: dict[str, Gpu], ranks: int) -> dict[str, dict[str, Any]]:
