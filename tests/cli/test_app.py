@@ -583,20 +583,24 @@ def test_a_signal_ends_the_app_with_its_folder(monkeypatch, tmp_path, number):
     assert closed[0] and not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_process_that_forks_ends_with_the_app():
-    """Not after its imports, which it has just begun here."""
+def test_the_process_that_forks_ends_with_the_app(tmp_path):
+    """Not after its imports, which it has just begun here; and Ctrl-C, which it gets too, is none of its affairs."""
     words = [sys.executable, "-m", "legroom", "app", "--port", "0"]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as app:
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True) as app,
+    ):
         try:
             started, found = time.monotonic(), []
             while not found:
                 assert time.monotonic() < started + 20
                 time.sleep(0.05)
                 found = children_with(app.pid, "forkserver")
+            time.sleep(0.5)
         finally:
-            app.terminate()
+            os.killpg(app.pid, signal.SIGINT)
     gone, _ = psutil.wait_procs(found, timeout=10)
-    assert gone == found
+    assert gone == found and "Traceback" not in (tmp_path / "said").read_text()
 
 
 @pytest.mark.parametrize("port", ["-1", "99999999", "65536", "x"])

@@ -80,6 +80,8 @@ def context(monkeypatch) -> Context:
         estimates.threading, "Thread", lambda target, daemon: SimpleNamespace(start=lambda: daemon and target())
     )
     monkeypatch.setattr(estimates.host, "usable_cores", lambda: 3)
+    monkeypatch.setattr(estimates.resource_tracker, "ensure_running", lambda: None)
+    monkeypatch.setattr(estimates.signal, "pthread_sigmask", lambda *_: None)  # its thread is this one here
     monkeypatch.setenv("PYTHONPATH", "before")
     return made
 

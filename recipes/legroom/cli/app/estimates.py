@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ class Estimates:
 
     def _import_libraries(self) -> None:
         """Start the process that forks, so that the first question need not wait for its imports."""
+        resource_tracker.ensure_running()  # it leaves SIGINT unblocked in the thread that starts it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for what this thread starts: Ctrl-C is the app's
         process = self._context.Process(target=int, daemon=True)
         with contextlib.suppress(EOFError, OSError):  # the app has ended it meanwhile
             process.start()
