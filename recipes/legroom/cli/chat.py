@@ -107,12 +107,20 @@ class Conversation:
         import torch
         from transformers import TextStreamer
 
+        from legroom.models import architectures
+
         torch.manual_seed(self.asked.seed)
         ids = self._ids(messages).to(model.device)
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
         room = self.asked.tokens if limit < 1 else min(self.asked.tokens, limit - ids.shape[1])  # XLNet: -1, no limit
         if room < 1:
             raise Refusal(f"this conversation has {ids.shape[1]} tokens, and the model sees {limit}. Type /new.")
+        vocabulary = architectures.vocabulary(model.config)
+        if vocabulary is not None and (highest := int(ids.max())) >= vocabulary:
+            raise Refusal(
+                f"this conversation has token ids up to {highest}, and the model a vocabulary of {vocabulary}. Tokens "
+                "were added to the tokenizer after the weights were trained: resize the embeddings."
+            )
         heat = self.asked.temperature
         sampling = {"do_sample": True, "temperature": heat, "top_k": 0} if heat else {"do_sample": False}
         with torch.inference_mode():
