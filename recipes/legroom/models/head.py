@@ -25,11 +25,6 @@ def modules(model: nn.Module) -> list[str]:
     return [name for name, module in found if len(list(module.parameters()))]
 
 
-def outside(model: nn.Module) -> list[nn.Module]:
-    """The modules of the head outside of the base model: those that belong to a task. A pooler does not."""
-    return [module for name, module in model.named_children() if name != model.base_model_prefix]
-
-
 PROBLEMS: dict[str, Any] = {  # task -> config.problem_type
     "classification": "single_label_classification",
     "regression": "regression",

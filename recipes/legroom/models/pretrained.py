@@ -101,15 +101,14 @@ def load_weights(
         ignore_mismatched_sizes=True,  # they are refused below, with their names
         **settings,
     )
-    _refuse_mismatches(
-        name, [found for found in report["mismatched_keys"] if not (replaced and head.is_part(model, found[0]))]
-    )
+    wrong = [found for found in report["mismatched_keys"] if not (replaced and head.is_part(model, found[0]))]
+    _refuse_mismatches(name, wrong)
     missing = sorted(report["missing_keys"])
     heads = [key for key in missing if new_head and head.is_part(model, key)]
     others = [key for key in missing if key not in heads]
     refuse_missing(f"model.pretrained={name}", model, others, "Save the whole model again, or choose another.")
     if replaced:
-        transformers_models_private.initialise_again(model, head.outside(model))
+        transformers_models_private.initialise_head(model)
     elif new_head and not heads:
         raise Refusal(
             f"model.pretrained={name}: the checkpoint has a classification head, of which config.json says nothing. "

@@ -232,12 +232,14 @@ def initialise_layers(
 
 
 @torch.no_grad()
-def initialise_again(model: PreTrainedModel, modules: list[torch.nn.Module]) -> None:
-    """Random weights in modules whose weights were loaded, which transformers protects by a mark."""
-    for module in (inner for each in modules for inner in each.modules()):
-        for weight in module.parameters(recurse=False):
-            vars(weight)["_is_hf_initialized"] = False
-        model._init_weights(module)
+def initialise_head(model: PreTrainedModel) -> None:
+    """Random weights outside of the base model, also where weights were loaded, which transformers protects by a mark.
+    A pooler is inside: it is of no task."""
+    for name, module in model.named_modules():
+        if name.partition(".")[0] not in ("", model.base_model_prefix):
+            for weight in module.parameters(recurse=False):
+                vars(weight)["_is_hf_initialized"] = False
+            model._init_weights(module)
 
 
 def checkpoint_inside(model: Any, around: Callable[[], contextlib.AbstractContextManager]) -> None:

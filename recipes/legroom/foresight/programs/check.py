@@ -19,7 +19,6 @@ OBSERVER = "legroom.foresight.programs.played_run:observe"
 ON_CPU = "legroom.foresight.programs.played_cpu:observe"
 STEPS = 2  # the first creates the optimizer's states, and the second is like every later one
 SECONDS = 600.0
-DECIDED = 3  # lines of the script in a message
 
 
 @dataclass
@@ -148,7 +147,7 @@ def _estimate(fields: dict[str, Any]) -> StepEstimate:
 
 def why_not(program: Program, outcome: process.Outcome) -> str:
     """Why there is no verdict, in a line: whose fault it was, and where."""
-    decided = ", ".join((outcome.found or {}).get("decided", ())[:DECIDED])
+    decided = ", ".join((outcome.found or {}).get("decided", ())[:3])
     guessed = decided and f" (It decides by a number that nobody computed, and the answer was no: {decided}.)"
     where = f"{outcome.line}: " if outcome.line and outcome.line not in outcome.error else ""
     if outcome.status == process.REFUSED:
