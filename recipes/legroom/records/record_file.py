@@ -18,7 +18,6 @@ MOST_BYTES = 2**28  # of a record: ten million steps
 _KINDS = config.node_types(Record).items()
 PARTS = {name: kind for name, kind in _KINDS if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 READ = ("model", "data", "adapter", "train", "eval", "save", "launch", "parallelism")  # of a configuration, by commands
-DEVICE = ("device", "device_name")
 
 
 def to_json(record: Record) -> str:
@@ -78,9 +77,7 @@ def from_values(values: Any, path: str = "this") -> Record:
         _check_environment(record.environment)
         if record.recipe != "estimate":  # that of a script has its GPU alone
             _refuse_lacking("config", [name for name in READ if record.config.get(name) is None])
-            _refuse_lacking(
-                "environment", [name for name in ("device", "device_name") if name not in record.environment]
-            )
+            _refuse_lacking("environment", [key for key in ("device", "device_name") if key not in record.environment])
     except ValueError as error:
         raise ValueError(f"{path} is not a valid record: {error}") from error
     if record.status not in STATUSES:

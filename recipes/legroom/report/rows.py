@@ -191,8 +191,8 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
     made = Table(keys, list(rows.values()))
     if "gpu" in keys and all(row.estimate for row in made.rows):  # a comparison of cards: the fastest first
         of, none = made.of_gpus, Spread(0, 0, 0)
-        made.rows.sort(key=lambda row: -math.inf if of and row.waits else -(made.speed(row) or none).median)
-        made.rows.sort(key=lambda row: not row.done)  # a speed "as if it fitted" is none to choose by
+        speeds = {id(row): math.inf if of and row.waits else (made.speed(row) or none).median for row in made.rows}
+        made.rows.sort(key=lambda row: (not row.done, -speeds[id(row)]))  # "as if it fitted" is none to choose by
     common = made.common if len(keys) > MAX_KEY_COLUMNS else {}
     for row in made.rows:
         parts = [f"{key}={value}" for key, value in row.label.items() if value != common.get(key)]

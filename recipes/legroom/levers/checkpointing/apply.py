@@ -14,7 +14,6 @@ from legroom.options.hooks import Behaviour
 from legroom.third_party import torch_private, transformers_models_private
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "grouped_mm_fallback")
-BIASED_EXPERTS = ("gpt_oss",)
 
 
 class Apply(Behaviour):
@@ -25,7 +24,7 @@ class Apply(Behaviour):
                 f"checkpointing={self.cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
                 "Type checkpointing=none."
             )
-        if self.cfg.checkpointing.name == "selective" and architecture.model_type in BIASED_EXPERTS:
+        if self.cfg.checkpointing.name == "selective" and architecture.model_type == "gpt_oss":
             raise Refusal(
                 f"checkpointing=selective: the experts of {architecture.model_type} add their biases to a product in "
                 "place, and that product would be kept. Type checkpointing=full."
