@@ -11,7 +11,7 @@ from conftest import compose, small
 from legroom.errors import Refusal
 from legroom.levers.optim import optimizer
 from legroom.parallelism import unwrap
-from legroom.training import setup
+from legroom.training import evaluate, setup
 
 
 class StepLog:
@@ -183,7 +183,10 @@ def test_schedule_free_evaluates_the_average_of_the_weights_that_it_trains(tmp_p
         with unwrap.evaluation_weights(loop.optimizer):  # trained = beta1 * average + (1 - beta1) * z
             torch.testing.assert_close(trained, 0.8 * weight + 0.2 * steps)
             assert not weight.equal(trained)
-        torch.testing.assert_close(weight, trained)
+        torch.testing.assert_close(weight, trained, rtol=0, atol=0)
+        with evaluate.evaluating(compose("eval.precision=bf16").cfg, loop):
+            assert weight.dtype == torch.bfloat16 and not weight.equal(trained.bfloat16())
+        torch.testing.assert_close(weight, trained, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("recipe", ["accelerate", "trainer"])

@@ -136,7 +136,7 @@ def test_an_evaluation_between_steps_changes_no_training(other):
     "words, said",
     [
         ("eval.enabled=false eval.precision=bf16", "eval.precision=bf16 does not go with eval.enabled=false"),
-        ("model=gpt2_tiny data=source eval.max_samples=3", "ignored beside data.eval_samples=32. Type that instead."),
+        ("model=gpt2_tiny data=source eval.max_samples=3", "ignored beside data.eval_samples=32. Type"),
         (
             "model.learning_rate=1 train.learning_rate=2",
             "model.learning_rate would be ignored",

@@ -115,7 +115,8 @@ def load_weights(
             f'Enter "architectures": ["{type(model).__name__}"] and the true id2label there.'
         )
     _refuse_no_numbers(name, model)
-    for other, first in sorted(transformers_models_private.not_tied(model).items())[:1]:
+    apart = transformers_models_private.not_tied(model)
+    for other, first in sorted(pair for pair in apart.items() if pair[0].endswith(".weight"))[:1]:
         raise Refusal(
             f"model.pretrained={name}: by its config.json, {other} is {first} (tie_word_embeddings), and its files "
             "have two weights that differ. Programs that follow config.json read one of them alone. Enter "

@@ -19,9 +19,9 @@ def names() -> list[str]:
 
 
 def value(cfg: Config, outcome: Record) -> float:
-    """The number that `objective` names in a record; NaN where the job has none or has not ended well, which sweepers
-    take for a failure: its first steps say nothing of all."""
-    found: object = outcome if outcome.status == "ok" else None
+    """The number that `objective` names in a record; NaN where the job has none, has not ended well or has diverged,
+    which sweepers take for a failure: its first steps say nothing of all."""
+    found: object = outcome if outcome.status == "ok" and not outcome.training.diverged else None
     for name in (cfg.objective or "").split("."):
         found = getattr(found, name, None)
     return float(found) if isinstance(found, (int, float)) else math.nan

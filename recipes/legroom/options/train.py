@@ -46,11 +46,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"train.learning_rate={cfg.train.learning_rate} is not above {POLYNOMIAL_END}, to which "
             "train.schedule=polynomial falls. Choose train.schedule=linear."
         )
-    others = ("train.learning_rate" in given, cfg.adapter.is_used, bool(cfg.model.pretrained))
-    for key, ignored in (("adapter.learning_rate", others[0]), ("model.learning_rate", any(others))):
-        if key in given and ignored:
+    for section in ("adapter", "model") if cfg.adapter.is_used else ("model",):
+        key = f"{section}.learning_rate"
+        if key in given and getattr(cfg, section).learning_rate != rate and not cfg.resume:  # such a run goes on
             found.append(
-                f"{key} would be ignored: the training's rate is {cfg.train.learning_rate:g}. Leave it out, or type "
+                f"{key} would be ignored: the training's rate is {rate:g}. Leave it out, or type "
                 "train.learning_rate alone."
             )
     if cfg.train.max_steps is not None and "train.epochs" in given:

@@ -36,15 +36,18 @@ def evaluation_weights(optimizer: Any) -> Iterator[None]:
     if not (hasattr(inner, "eval") and hasattr(inner, "train")):
         yield
         return
-    weights = [weight.detach() for group in inner.param_groups for weight in group["params"]]
-    weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]  # FSDP's shards
-    kept = [weight.to("cpu", copy=True) for weight in weights]
+
+    def weights() -> Iterator[Any]:  # anew: an evaluation in 16 bits gives them other memory meanwhile
+        for weight in (weight.detach() for group in inner.param_groups for weight in group["params"]):
+            yield weight.to_local() if hasattr(weight, "to_local") else weight  # FSDP's shards
+
+    kept = [weight.to("cpu", copy=True) for weight in weights()]
     try:
         inner.eval()
         yield
     finally:
         inner.train()
-        for weight, before in zip(weights, kept):
+        for weight, before in zip(weights(), kept):
             weight.copy_(before)
 
 

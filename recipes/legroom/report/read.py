@@ -23,7 +23,7 @@ def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record,
     records: list[tuple[Record, Path]] = []
     warnings: list[str] = []
     seen: set[str] = set()
-    contents: dict[bytes, Path] = {}  # of measured runs, whose times are never the same twice
+    contents: dict[bytes, Path] = {}  # of records with times, which are never the same twice
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise Refusal(f"{folder} is no folder.")
