@@ -103,6 +103,21 @@ def test_an_evaluation_in_16_bits_has_the_buffers_of_a_model_in_16_bits_and_leav
     assert [weight.dtype for weight in model.parameters()] == types
 
 
+def test_an_evaluation_leaves_the_routers_loss_out():
+    """A perplexity is of the labels alone; the training goes on with the loss that balances the experts."""
+    sizes = WIDE | {"num_key_value_heads": 2, "intermediate_size": 32, "num_local_experts": 4}
+    sizes |= {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("mixtral", **sizes))
+    accelerator = SimpleNamespace(unwrap_model=lambda model, **_: model)
+    loop = SimpleNamespace(accelerator=accelerator, model=model, optimizer=object())
+    ids = torch.arange(16).view(2, 8)
+    with evaluate.evaluating(compose().cfg, loop) as forward:
+        output = forward(input_ids=ids, labels=ids)
+    rows = output.logits[:, :-1].flatten(0, 1)
+    assert output.loss.item() == pytest.approx(torch.nn.functional.cross_entropy(rows, ids[:, 1:].flatten()).item())
+    assert model.config.output_router_logits and model(input_ids=ids, labels=ids).loss > output.loss + 0.5
+
+
 def test_an_evaluation_in_16_bits_has_the_averages_of_a_schedule_free_optimizer(train):
     words = ["model=gpt2_tiny", "optim=schedule_free"]
     plain, short = (train(*words, f"eval.precision={value}").record for value in ("null", "bf16"))

@@ -51,6 +51,21 @@ def evaluation_weights(optimizer: Any) -> Iterator[None]:
             weight.copy_(before)
 
 
+@contextlib.contextmanager
+def without_routers_loss(model: Any) -> Iterator[None]:
+    """Inside, the loss of a model with experts is that of its labels alone, of which a perplexity is made: with
+    output_router_logits transformers adds one that balances the experts."""
+    text: Any = model.config.get_text_config() if hasattr(model, "config") else None
+    adds = getattr(text, "output_router_logits", False)
+    try:
+        if adds:
+            text.output_router_logits = False
+        yield
+    finally:
+        if adds:
+            text.output_router_logits = adds
+
+
 def start_training(optimizer: Any) -> None:
     """Calls `optimizer.train()` where there is one: schedule-free optimizers need it before the first step."""
     inner = inner_optimizer(optimizer)
