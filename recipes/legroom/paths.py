@@ -19,3 +19,12 @@ def expanded(name: str | Path) -> Path:
     if any(len(part.encode(errors="surrogatepass")) > 255 for part in path.parts):
         raise Refusal(f"{str(name)[:40]}... has a name of more than 255 bytes in it: type an existing path.")
     return path
+
+
+def not_pulled(folder: Path) -> str:
+    """What to do about a model's folder that holds a pointer of Git LFS in place of a file; else nothing."""
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+        small = file.is_file() and os.access(file, os.R_OK) and file.stat().st_size < 1024
+        if small and file.read_bytes().startswith(b"version https://git-lfs"):
+            return f"{file.name} is a pointer of Git LFS, not the file itself. Type git lfs pull in that folder."
+    return ""

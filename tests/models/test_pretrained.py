@@ -203,6 +203,34 @@ def test_weights_that_are_not_used_are_named(train, gpt2):
     assert any("value_head.weight" in line for line in train(f"model.pretrained={folder}").record.warnings)
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"
+TO_PULL = r"{} is a pointer of Git LFS, not the file itself\. Type git lfs pull"
+
+
+@pytest.mark.parametrize(
+    "name,content,said",
+    [
+        ("model.safetensors", POINTER, TO_PULL.format("model.safetensors")),
+        ("config.json", POINTER, TO_PULL.format("config.json")),
+        ("model.safetensors", "", r"cut off or damaged \(Error while .*\)\. Download it again"),
+    ],
+)
+def test_a_folder_that_was_not_wholly_downloaded_says_how_to_get_the_rest(gpt2, name, content, said):
+    folder = gpt2()
+    (folder / "broken.json").symlink_to(folder / "nothing")
+    (folder / name).write_text(content)
+    with pytest.raises(Refusal, match=said):
+        config = pretrained.configuration(str(folder))
+        pretrained.load_weights(transformers.AutoModelForCausalLM, str(folder), config, False, print)
+
+
+def test_a_tokenizer_that_git_lfs_has_not_brought_is_no_reason_to_save_one(tmp_path):
+    saved(tmp_path / "model", transformers.GPT2LMHeadModel(config_of("gpt2")), word_tokenizer())
+    (tmp_path / "model" / "tokenizer.json").write_text(POINTER)
+    with pytest.raises(Refusal, match=TO_PULL.format("tokenizer.json") + r"[^.]*\.$"):
+        tokens.Tokens(str(tmp_path / "model"))
+
+
 # --- new heads --------------------------------------------------------------------------------------
 
 

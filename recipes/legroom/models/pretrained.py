@@ -35,7 +35,10 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
         if isinstance(error, Refusal) or is_out_of_memory(error):
             raise
         if folder.exists():
-            raise Refusal(f"model.pretrained={name} cannot be loaded: {_first_sentence(error)}") from error
+            said = paths.not_pulled(folder) or _first_sentence(error)
+            if said.startswith("Error while deserializing"):  # safetensors'
+                said = f"a .safetensors file there is cut off or damaged ({said}). Download it again."
+            raise Refusal(f"model.pretrained={name} cannot be loaded: {said}") from error
         raise Refusal(
             f"model.pretrained={name} is no folder here, and the hub did not return it: {_first_sentence(error)} "
             "Without a network, give the folder of a saved model (config.json and .safetensors)."
