@@ -133,6 +133,7 @@ def test_what_is_said_of_an_encoding(data_regression, tmp_path):
         "utf-16-be": b"\xfe\xff" + "some words".encode("utf-16-be"),
         "utf-32": "some words".encode("utf-32"),
         "utf-8-sig": "\ufeffsome w\u00f6rds".encode(),
+        "bytes of a program": b"\x7fELF\x02\x01\x00\x90\xe8",
         "cp1251": ("\u041f\u0440\u0438\u0432\u0435\u0442, \u0434\u0440\u0443\u0433 " * 9).encode("cp1251"),
     }
     found: dict[str, Any] = {}
@@ -362,6 +363,9 @@ def test_the_rows_of_conversations(data_regression, encoders):
                 return [*rows, f"{len(evaluated[0])} of {evaluated[1]}"]
 
             found[f"{name}, {length} tokens, {samples} samples, packed {packing}"] = told(made, 150)
+    cfg, _ = changed("data.name=chat data.tokenizer=chatml", "model=gpt2_tiny")
+    with pytest.raises(Refusal, match="no conversation has an answer.*Add some, or type data.train_on=all"):
+        chat_rows.build(cfg, talks.select([4]), None, encoders["chatml"], lambda _: None)
     data_regression.check(known(found))
 
 

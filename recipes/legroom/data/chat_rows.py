@@ -31,10 +31,10 @@ def build(
     talks = talks.select(range(len(talks))[: cfg.data.samples])
     train = _rows(cfg, talks, template, "train on", warn)
     if not len(train):
-        raise Refusal(
-            f"data.path={cfg.data.path} leaves nothing to train on: no answer has a token within "
-            f"data.seq_len={cfg.data.seq_len}. Type a larger data.seq_len, or data.train_on=all."
-        )
+        why = f"no answer has a token within data.seq_len={cfg.data.seq_len}. Type a larger data.seq_len, or"
+        if not any(message["role"] == "assistant" for talk in talks["messages"] for message in talk):
+            why = "no conversation has an answer, a message of the role assistant. Add some, or type"
+        raise Refusal(f"data.path={cfg.data.path} leaves nothing to train on: {why} data.train_on=all.")
     if cfg.data.packing:
         train = packing.packed(train, cfg.data.seq_len)
     if held_out is None:

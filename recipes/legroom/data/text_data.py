@@ -151,7 +151,9 @@ def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
             values[name].append(value)
     missing = [column for column in columns if column not in names]
     if missing and total:
-        raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {wanted.advice(missing[0])}")
+        other = " Of texts without labels: data.task=masked_lm (an encoder) or language_modelling (a decoder)."
+        advice = wanted.advice(missing[0]) + other * (wanted.columns[missing[0]] == "label")
+        raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {advice}")
     if dropped:
         listed = data_sources.listed(f"{len(places):,} without a {lacks}" for lacks, places in dropped.items())
         count, first = sum(map(len, dropped.values())), next(iter(dropped.values()))[0]
