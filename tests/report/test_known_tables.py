@@ -69,7 +69,7 @@ def test_a_table_is_as_wide_as_the_terminal(terminal, width, monkeypatch):
 @pytest.mark.parametrize("width, left_out", [(41, []), (40, ["a"]), (26, ["a"]), (25, ["a", "time s"])])
 def test_columns_are_left_out_where_they_do_not_fit_by_a_character(width, left_out, monkeypatch):
     """Three columns of thirteen, nine and fifteen characters, with two spaces between."""
-    monkeypatch.setattr(screen_table, "OPTIONAL_COLUMNS", ("a", "time s"))
+    monkeypatch.setitem(screen_table.LISTS, "columns_for_width", ("a", "time s"))
     cells = {"a": ["x" * 13], "time s": ["y" * 9], "status": ["z" * 15]}
     kept, left = screen_table._fit(cells, report.compare(SWEEPS["alone"]()), width)
     assert left == left_out and list(kept) == [heading for heading in cells if heading not in left_out]

@@ -10,24 +10,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from legroom.report.rows import Table
-from legroom.report.tables import columns, number_notes, remarks
+from legroom.report.tables import LISTS, columns, number_notes, remarks
 
 NO_TERMINAL_WIDTH = 160  # characters, where stdout is not a terminal
 JOB_WIDTH = 18  # the least width of the label once its columns are one
-# Columns that a narrow terminal does without, the first ones first.
-OPTIONAL_COLUMNS = (
-    "time s",
-    "steps measured",
-    "samples/s spread",
-    "evaluation",
-    "step ms",
-    "final loss",
-    "runs",
-    "samples/s diff.",
-    "memory diff.",
-    "optimizer states MiB",
-    "optimizer states GiB",
-)
 
 
 def screen_text(made: Table, width: int | None = None) -> str:
@@ -66,7 +52,7 @@ def _fit(cells: dict[str, list[str]], made: Table, width: int) -> tuple[dict[str
             if not _fits(cells, width) and cells.pop(heading, None):
                 left_out.append(heading)
 
-    drop(OPTIONAL_COLUMNS)
+    drop(LISTS["columns_for_width"])
     if not _fits(cells, width):
         others = {heading: column for heading, column in cells.items() if heading not in made.labels}
         cells = {"job": [row.name for row in made.rows]} | others

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from legroom import yaml_table
 from legroom.records.printable import printable
 from legroom.records.record import DOES_NOT_FIT, STATUSES, TIGHT, Record, verdict_of
 from legroom.report import predicted
@@ -11,24 +12,8 @@ from legroom.report.labels import PACKAGES, synonyms
 from legroom.report.predicted import number
 from legroom.report.rows import MAX_KEY_COLUMNS, NO_NUMBER, Row, Spread, Table
 
-# Stated once above the table when all jobs have the same value.
-CONTEXT = (
-    "experiment",
-    "recipe",
-    "program",
-    "model",
-    "data",
-    "data.seq_len",
-    "batch.per_device",
-    "accumulation.steps",
-    "precision",
-    "optim",
-    "checkpointing",
-    "parallelism",
-    "device_name",
-    *PACKAGES,
-    "git_revision",
-)
+LISTS = yaml_table.beside(__file__)
+CONTEXT = (*LISTS["context"], *PACKAGES, "git_revision")
 BETWEEN_RUNS = 0.05  # of a speed: the same job, run again on the same machine, was up to so much slower or faster
 LEAST_STEPS = 5  # of which a spread is said
 COST = "cost of 1M tokens"  # in the currency of gpu.price_per_hour
