@@ -23,7 +23,7 @@ def expanded(name: str | Path) -> Path:
 
 def not_pulled(folder: Path) -> str:
     """What to do about a model's folder that holds a pointer of Git LFS in place of a file; else nothing."""
-    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+    for file in sorted(each for ending in ("safetensors", "json", "model") for each in folder.glob(f"*.{ending}")):
         small = file.is_file() and os.access(file, os.R_OK) and file.stat().st_size < 1024
         if small and file.read_bytes().startswith(b"version https://git-lfs"):
             return f"{file.name} is a pointer of Git LFS, not the file itself. Type git lfs pull in that folder."

@@ -234,6 +234,25 @@ def test_a_tokenizer_that_git_lfs_has_not_brought_is_no_reason_to_save_one(tmp_p
 # --- new heads --------------------------------------------------------------------------------------
 
 
+def test_a_new_head_in_place_of_another_tasks_is_drawn_as_its_family_draws_it(tmp_path):
+    sizes = dict(vocab_size=40, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    config = transformers.ModernBertConfig(**sizes, pad_token_id=0, cls_token_id=1, sep_token_id=2)
+    folder = saved(tmp_path / "model", other := transformers.ModernBertForTokenClassification(config))
+    kind, read = transformers.AutoModelForSequenceClassification, pretrained.configuration(str(folder))
+    model = pretrained.load_weights(kind, str(folder), read, True, print)
+    drawn, new = kind.from_config(config).classifier.weight, model.classifier.weight
+    assert not new.equal(other.classifier.weight) and 0.5 < new.std() / drawn.std() < 2
+    assert all(weight.equal(theirs) for weight, theirs in zip(model.model.parameters(), other.model.parameters()))
+
+
+def test_a_model_without_a_base_of_its_own_lacks_more_than_a_head(tmp_path):
+    config = transformers.T5Config(vocab_size=40, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2)
+    folder = saved(tmp_path / "t5", transformers.T5ForTokenClassification(config))
+    kind, read = transformers.AutoModelForQuestionAnswering, pretrained.configuration(str(folder))
+    with pytest.raises(Refusal, match="are not in the checkpoint: decoder"):
+        pretrained.load_weights(kind, str(folder), read, True, print)
+
+
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "GPT2LMHeadModel"])
 def test_a_new_head_is_said_and_recorded(train, tmp_path, kind):
     config = config_of("gpt2" if "GPT2" in kind else "bert")

@@ -96,8 +96,9 @@ def wrong_encoding(path: Path, encoding: str) -> str:
     sample = _sample(path)
     seems = _encoding_of(sample)
     reads, advice = "", "It may be damaged, or no text."
-    if re.search(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]", sample.decode(seems, "replace")):  # not a tab, a break, an escape
-        return f"it is not in {encoding}, and has control characters, as no text has: name another file."
+    # A stray control character may be, and tabs, breaks and escapes.
+    if len(re.findall(r"[\x00-\x08\x0e-\x19\x1c-\x1f]", sample.decode(seems, "replace"))) > len(sample) / 100:
+        return f"it is not in {encoding}, and has control characters as no text has: name another file."
     if seems != encoding:
         reads = f", as which it reads '...{_reads_as(sample, seems)}...'"
         advice = f"Type data.encoding={seems}, or convert it: iconv -f {seems} -t utf-8 {path.name} > new{path.suffix}"

@@ -126,8 +126,8 @@ def _load(name: str, key: str) -> Any:
     except Exception as error:
         others = "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
         advice = others if key == "data.tokenizer" else NO_TOKENIZER
-        said = paths.not_pulled(folder) or f"{first_line(error)} {advice}"
-        raise Refusal(f"{key}={name} cannot be loaded: {said}") from error
+        advice = paths.not_pulled(folder) or advice
+        raise Refusal(f"{key}={name} cannot be loaded: {first_line(error)} {advice}") from error
     if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:  # made up for want of files
         raise Refusal(f"{key}={name} brings no tokenizer: no file with a vocabulary is there. {NO_TOKENIZER}")
     return tokenizer

@@ -140,7 +140,7 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     elif data.classes > (config.num_labels or 0):
         raise Refusal(
             f"the data has {data.classes} labels ({', '.join(f'{name!r:.40}' for name in data.names[:8]) or 'no names'}"
-            f"), and the model {config.num_labels}. Type model.classes={data.classes}."
+            f"{', ...' * (len(data.names) > 8)}), and the model {config.num_labels}. Type model.classes={data.classes}."
         )
     if data.head is None:  # a saved model names its classes, and not those of another task
         names = data.names + [f"LABEL_{i}" for i in range(len(data.names), config.num_labels or 0)]

@@ -35,10 +35,10 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
         if isinstance(error, Refusal) or is_out_of_memory(error):
             raise
         if folder.exists():
-            said = paths.not_pulled(folder) or _first_sentence(error)
-            if said.startswith("Error while deserializing"):  # safetensors'
+            said, pointer = _first_sentence(error), paths.not_pulled(folder)
+            if said.startswith("Error while deserializing") and not pointer:  # safetensors'
                 said = f"a .safetensors file there is cut off or damaged ({said}). Download it again."
-            raise Refusal(f"model.pretrained={name} cannot be loaded: {said}") from error
+            raise Refusal(f"model.pretrained={name} cannot be loaded: {said} {pointer}".rstrip()) from error
         raise Refusal(
             f"model.pretrained={name} is no folder here, and the hub did not return it: {_first_sentence(error)} "
             "Without a network, give the folder of a saved model (config.json and .safetensors)."
@@ -107,7 +107,8 @@ def load_weights(
     wrong = [found for found in report["mismatched_keys"] if not (replaced and head.is_part(model, found[0]))]
     _refuse_mismatches(name, wrong)
     missing = sorted(report["missing_keys"])
-    heads = [key for key in missing if new_head and head.is_part(model, key)]
+    # T5's for question answering has its parts at the top, where a head lies.
+    heads = [key for key in missing if new_head and head.is_part(model, key) and not key.startswith("decoder.")]
     others = [key for key in missing if key not in heads]
     refuse_missing(f"model.pretrained={name}", model, others, "Save the whole model again, or choose another.")
     if replaced:

@@ -26,11 +26,10 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     typed_precision = cfg.eval.precision and f"eval.precision={cfg.eval.precision}"
     precision = f"{typed_precision}, which rounds the weights that are trained on"
     bound = "eval.max_samples" in given and f"eval.max_samples={cfg.eval.max_samples or 'null'}"
-    kept = f"data.eval_samples={cfg.data.eval_samples}"
     rules = (
         ("eval.precision" in given and typed_precision, off, f" does not go with eval.enabled=false. {one}"),
-        (bound, off, f" does not go with eval.enabled=false. {one}"),
-        (bound, cfg.data.eval_samples, f" would be ignored beside {kept}. Type data.eval_samples instead."),
+        (cfg.eval.max_samples and bound, off, f" does not go with eval.enabled=false. {one}"),
+        (bound, own := cfg.data.eval_samples, f" would be ignored beside data.eval_samples={own}. Type that instead."),
         (every or slides, off, f" is not supported with eval.enabled=false. {one}"),
         (every, cfg.eval.precision, f" is not supported with {precision}. {one}"),
         (generate, off, f" does not go with eval.enabled=false. {one}"),

@@ -234,12 +234,12 @@ def initialise_layers(
 @torch.no_grad()
 def initialise_head(model: PreTrainedModel) -> None:
     """Random weights outside of the base model, also where weights were loaded, which transformers protects by a mark.
-    A pooler is inside: it is of no task."""
-    for name, module in model.named_modules():
-        if name.partition(".")[0] not in ("", model.base_model_prefix):
-            for weight in module.parameters(recurse=False):
-                vars(weight)["_is_hf_initialized"] = False
-            model._init_weights(module)
+    A pooler is inside: it is of no task. T5's for question answering has no base model: its parts stand at the top."""
+    for name, module in model.named_modules() if hasattr(model, model.base_model_prefix) else ():
+        inside = vars(module)["_is_hf_initialized"] = name.partition(".")[0] == model.base_model_prefix
+        for weight in () if inside else module.parameters(recurse=False):
+            vars(weight)["_is_hf_initialized"] = False
+    model.initialize_weights()
 
 
 def checkpoint_inside(model: Any, around: Callable[[], contextlib.AbstractContextManager]) -> None:
