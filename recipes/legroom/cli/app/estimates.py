@@ -137,7 +137,8 @@ class Estimates:
             with contextlib.suppress(psutil.Error):
                 if any("multiprocessing.forkserver" in word for word in child.cmdline()):
                     child.kill()
-                    child.wait(END_SECONDS)
+                    while child.status() != psutil.STATUS_ZOMBIE:  # multiprocessing waits for it, and may start another
+                        time.sleep(0.01)
 
     def _forget_simulations(self) -> None:
         """Remove all but the newest simulations."""
