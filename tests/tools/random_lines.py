@@ -40,7 +40,7 @@ from legroom.third_party.patching import patched
 
 LIMIT_SECONDS = 2.0  # of a core, for a refusal beyond the start of the interpreter and the imports
 WAITING_SECONDS = 10.0  # by the clock, which other programs on the machine lengthen
-RAW = ("Traceback", "full_key", "object_type", "Error ", "Exception", "DictConfig", "NoneType", "\nusage:", "<class")
+RAW = ("Traceback", "full_key", "object_type", "Error ", "Exception", "DictConfig", "NoneType", "\nusage:", "<class '")
 # What a refusal says to do, or which values there are.
 WAY_OUT = (
     r"\b([Tt]ype|Choose|[Ll]eave|Did you mean|Set|Change|[Gg]ive|Name|[Aa]dd|[Uu]se|[Ss]ee|says|installs|must|takes?|"
