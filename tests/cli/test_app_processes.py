@@ -182,15 +182,16 @@ def test_the_end_of_the_app_ends_its_processes(context, tmp_path, monkeypatch):
         def kill(self) -> None:
             ended.append([self.words, "killed"])
 
-        def wait(self, seconds: float) -> None:
-            ended.append([self.words, seconds])
+        def status(self) -> str:  # it is not reaped, for multiprocessing does that
+            ended.append([self.words, "asked"])
+            return psutil.STATUS_RUNNING if len(ended) < 3 else psutil.STATUS_ZOMBIE
 
     server = ("python", "-c", "from multiprocessing.forkserver import main")
     below = [Child("sleep", "1"), Child(gone=True), Child(*server)]
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(children=lambda: below))
     made.close()
     assert running.seen == ["killed", "joined [5.0]"] and not waiting.seen and made._running == {waiting}
-    assert ended == [[server, "killed"], [server, 5.0]] and made._closed
+    assert ended == [[server, "killed"], [server, "asked"], [server, "asked"]] and made._closed
 
 
 def test_of_answers_and_simulations_so_many_are_kept(context, tmp_path):
