@@ -65,9 +65,6 @@ HEAVY = {
     "wandb",
 }
 
-LONGEST_FILE = 300
-LONGEST_FUNCTION = 60
-
 # Words of an earlier vocabulary; docs/architecture.md has a glossary of those in use.
 PRIVATE_WORDS = re.compile(
     r"\b(nursery|nurseries|tend|tends|tended|bury|buried|foresee|foresees|foreseen|strangers|journal|tape|told|hear|heard"
@@ -95,7 +92,7 @@ def source_files(folder: str) -> dict[str, Path]:
 
 
 def checked_files() -> dict[str, Path]:
-    """What is held to the sizes and to the rule on private names: the package, the commands, and our own tools."""
+    """What is held to the rule on private names: the package, the commands, and our own tools."""
     return source_files("legroom") | source_files("scripts") | source_files("tests/tools")
 
 
@@ -240,25 +237,6 @@ def test_the_package_imports_nothing_of_its_tests():
         for name in imported_modules(node)
         if name.split(".")[0] in ours
     )
-
-
-# --- sizes -------------------------------------------------------------------------------------------
-
-
-def test_no_file_is_long():
-    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in checked_files().values()}
-    report(f"{path}: {lines} lines" for path, lines in lengths.items() if lines > LONGEST_FILE)
-
-
-def test_no_function_is_long():
-    long = []
-    for path in checked_files().values():
-        for node in nodes(path):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = node.end_lineno - node.lineno + 1  # type: ignore[operator]
-                if lines > LONGEST_FUNCTION:
-                    long.append(f"{where(path, node)} {node.name}: {lines} lines")
-    report(long)
 
 
 # --- language ----------------------------------------------------------------------------------------
