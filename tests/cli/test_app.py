@@ -352,33 +352,6 @@ def sent(server):
     return sent
 
 
-def test_each_request_has_its_status_its_headers_and_its_text(sent, server, data_regression):
-    kind, question = {"Content_Type": "application/json"}, json.dumps(CHOSEN)
-    own = f"http://127.0.0.1:{server.server_address[1]}"
-    found = {
-        "page": sent("GET", "/"),
-        "script": sent("GET", "/app.js") | {"text": ""},
-        "style": sent("GET", "/app.css") | {"text": ""},
-        "an estimate's page": sent("GET", "/pages/3"),
-        "no page": sent("GET", "/pages/4"),
-        "a number of ten digits": sent("GET", "/pages/0000000003"),
-        "nine digits": sent("GET", "/pages/000000003"),
-        "estimate": sent("POST", "/estimate", question, **kind),
-        "its own page asks": sent("POST", "/estimate", question, Origin=own, **kind),
-        "another page asks": sent("POST", "/estimate", question, Origin="http://localhost:1", **kind),
-        "no JSON": sent("POST", "/estimate", question, Content_Type="text/plain"),
-        "another address": sent("POST", "/other", question, **kind),
-        "longest": sent("POST", "/estimate", question.ljust(MOST_BYTES), **kind),
-        "too long": sent("POST", "/estimate", "", Content_Length=str(MOST_BYTES + 1), **kind),
-        "no length": sent("POST", "/estimate", "", Content_Length="many", **kind),
-        "no choices": sent("POST", "/estimate", "[1]", **kind),
-        "advice": sent("POST", "/estimate", json.dumps(CHOSEN | {"advise": True}), **kind),
-        "advice of 1": sent("POST", "/estimate", json.dumps(CHOSEN | {"advise": 1}), **kind),
-    }
-    assert [each[-1] == "advise" for each in server.estimates.asked] == [False, False, False, True, False]
-    data_regression.check(found)
-
-
 def test_an_app_for_others_answers_under_any_name_and_yet_its_own_page_alone(sent, server):
     server.only_loopback = False
     kind = {"Content_Type": "application/json", "Host": "elsewhere.example:80"}

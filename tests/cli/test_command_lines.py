@@ -9,41 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.errors import HydraException
 from support.known_values import known
 from support.made_up_records import CONF
 
 from legroom import invocation
-from legroom.cli import argv, commands, console, entry_point, flags, help_text, train
+from legroom.cli import argv, commands, console, entry_point, help_text, train
 from legroom.cli import sweep as sweeps
-from legroom.errors import Refusal
 from legroom.ranks.rank_info import RankInfo
 
 ONLY_RANK, OTHER_RANK = RankInfo(), RankInfo(rank=1, world_size=2)
 
 # --- the words ----------------------------------------------------------------------------------------------------
-
-LINES = [
-    "a=1",
-    "measure.repeats=3",
-    "-m a=1,2 hydra.sweep.dir=x",
-    "--multirun a=1,2 hydra.sweep.dir=x measure.repeats=1",
-    "-m a=1,2 hydra.sweep.dir=x measure.repeats=2",
-    "-m a=1,2 hydra.sweep.dir=x measure.repeats=2 measure.repeats=3",
-    "-m a=1,2 hydra.sweep.dir=x measure.repeats=x",
-    "-m hydra.sweep.dir=x",
-    "--config-dir=more -m hydra.sweep.dir=x measure.repeats=2",
-]
-
-
-def of_rank_1(*lines: str) -> dict[str, list[str]]:
-    return {f"rank 1: {line}": argv.expand_argv(line.split(), OTHER_RANK) for line in lines}
-
-
-def test_repeats_and_folders_stand_where_hydra_reads_them(data_regression):
-    found = {f"rank 0: {line}": argv.expand_argv(line.split()) for line in LINES}
-    other = of_rank_1("a=1", "hydra.run.dir=x a=1", "-m a=1,2 hydra.sweep.dir=x", "a=hydra.run.dir=x")
-    data_regression.check(found | other)
 
 
 def test_a_sweep_without_a_folder_gets_one_by_the_time():
@@ -65,57 +41,6 @@ def test_a_sweep_without_a_folder_gets_one_by_the_time():
 )
 def test_the_folder_of_a_sweep_is_the_last_that_is_named(words, folder):
     assert argv.sweep_folder(words) == (folder and Path(folder).absolute())
-
-
-def test_what_is_of_sweeps_alone_is_named(data_regression):
-    typed = [
-        "hydra.sweep.dir=x",
-        "hydra/launcher=joblib",
-        "+hydra.launcher.n_jobs=2",
-        "~hydra/sweeper",
-        "hydra.run.dir=x",
-    ]
-    data_regression.check({"lines": argv.only_for_sweeps([*typed, "a=hydra.sweep.dir", "hydra.sweeper.n=1"])})
-
-
-WORDS = [
-    "a=1 -m b=2",
-    "-c job a=1",
-    "-i a=1",
-    "--info defaults a=1",
-    "--info -m a=1",
-    "-cd more a=1",
-    "-cd more -m a=1,2",
-    "--=3",
-    "--config-dir=more a=1",
-    "--config-d more",
-    "--config a=1",
-    "--c",
-    "--",
-    "- a=1",
-    "--lr 3 a=1",
-    "--lr a=1",
-    "--lr ~a",
-    "--lr --multirun",
-    "--lr=3",
-    "--experimental-rerun x",
-    "--experimental-rerun=x --lr 3",
-    "hydra.mode=MULTIRUN hydra.mode=RUN",
-    "--hydra-help",
-    "-sc install=bash",
-    "-m -m",
-]
-
-
-def test_flags_are_told_from_overrides(data_regression):
-    found = {line: flags.split(line.split()) for line in WORDS}
-    data_regression.check(
-        {
-            line: known({"flags": each.flags, "overrides": each.overrides, "problems": each.problems})
-            | {"names": sorted(each.names), "menus": str(each.config_dir)}
-            for line, each in found.items()
-        }
-    )
 
 
 # --- the whole command --------------------------------------------------------------------------------------------
@@ -157,36 +82,6 @@ def ended(monkeypatch, capsys):
         return known({"code": code, "out": said.out, "err": said.err.splitlines(), "verbose": console.VERBOSE} | seen)
 
     return ended
-
-
-def test_a_command_ends_with_the_code_of_what_became_of_it(ended, data_regression):
-    sweep, failed = "-m train.seed=1,2 hydra.sweep.dir=x", RuntimeError("it broke")
-    found = {
-        "no job": ended("--cfg job"),
-        "ok": ended("train.seed=1 --verbose", statuses=["ok"]),
-        "out of memory": ended("train.seed=1", statuses=["oom"]),
-        "failed": ended("train.seed=1", statuses=["failed"]),
-        "ctrl-c": ended("train.seed=1", KeyboardInterrupt()),
-        "refused": ended("train.seed=1", Refusal("one\ntwo")),
-        "hydra": ended("train.seed=1", HydraException("wrong")),
-        "no text": ended("train.seed=1", UnicodeDecodeError("utf-8", b"x", 0, 1, "wrong")),
-        "unwritable": ended("train.seed=1", OSError(13, "Permission denied", "y")),
-        "unwritable sweep": ended(sweep, OSError(13, "Permission denied", "y")),
-        "raised by hydra": ended("train.seed=1", failed, by_hydra=True),
-        "raised by a plugin": ended(sweep, failed, by_plugin=True),
-        "raised by a plugin for a job": ended(sweep, failed, statuses=["invalid"], by_plugin=True),
-        "a sweep": ended(sweep, statuses=["ok", "failed"]),
-        "a sweep with a launcher": ended(f"{sweep} hydra/launcher=joblib", statuses=["ok"]),
-        "a flag that is none": ended("--lr 3"),
-        "a misspelt key": ended("train.sed=1"),
-        "a misspelt key that is only shown": ended("--hydra-help train.sed=1"),
-        "of a sweep": ended("hydra.sweep.dir=x"),
-        "of a sweep that is only shown": ended("--cfg job hydra.sweep.dir=x"),
-        "under a launcher": ended(sweep, rank=RankInfo(rank=0, world_size=2, launched=True)),
-        "another rank": ended("train.seed=1", Refusal("no"), rank=OTHER_RANK),
-        "another rank that ran": ended("train.seed=1", statuses=["ok"], rank=OTHER_RANK),
-    }
-    data_regression.check(found)
 
 
 def test_an_error_of_ours_is_raised(ended):
@@ -339,24 +234,6 @@ def conf(tmp_path, monkeypatch) -> Path:
     (folder / "b.yaml").write_text("# @package _global_\n# 1. the first\n")
     (folder / "a.yaml").write_text("# @package _global_\n# 2. the second\n")
     return tmp_path
-
-
-def test_help_is_made_from_the_menus(conf, monkeypatch, file_regression):
-    known_sections = {"optim": "", "model": "", "batch": "", "train": "", "resume": ""}
-    monkeypatch.setattr(help_text.keys, "schema", lambda: known_sections)
-    monkeypatch.setattr(help_text.keys, "is_section", lambda name: name != "resume")
-
-    def said(words: str, whole: bool = True) -> str:
-        try:
-            text = help_text.text(conf, words.split())
-            return text if whole else text.partition("\n")[0]
-        except Refusal as refusal:
-            return f"refused: {refusal}"
-
-    lines = {words: said(words) for words in ("--help", "--help all", "--help optim batch")}
-    lines |= {words: said(words, False) for words in ("--help optim=sgd", "--help all optim", "--help batsch")}
-    lines["--help resume"] = said("--help resume")
-    file_regression.check("\n".join(f"### {words}\n{text}\n" for words, text in lines.items()), extension=".txt")
 
 
 def test_the_codes_of_help(conf, capsys, monkeypatch):

@@ -12,7 +12,6 @@ import pytest
 import legroom.foresight.search
 from legroom.cli import console, fit
 from legroom.cli.commands import answered
-from legroom.foresight.search.request import Options, Place
 
 
 class Played:
@@ -92,21 +91,6 @@ def played(monkeypatch, capsys):
     return made
 
 
-def test_one_gpu_is_searched_and_the_code_says_whether_something_fits(played, data_regression):
-    found = {"fits": played.did("model=gpt2_tiny gpu=l4_24gb fit.top=3")}
-    played.fits["one"] = False
-    found["nothing fits"] = played.did("gpu=l4_24gb model=gpt2_tiny")
-    played.fits["one"], played.pretrained = True, "a/b"
-    found["of the hub"] = played.did("model.pretrained=a/b gpu=l4_24gb")
-    played.why = "the model cannot be read"
-    found["of the hub, unreadable"] = played.did("model.pretrained=a/b gpu=l4_24gb")
-    played.problems = ["one", "two"]
-    found["refused"] = played.did("model=gpt2_tiny gpu=l4_24gb")
-    played.problems = []
-    found["wrong keys"] = played.did("model=gpt2_tiny gpu=l4_24gb fit.top=0")
-    data_regression.check(found)
-
-
 @pytest.mark.parametrize(
     "words, overrides, gpus",
     [
@@ -128,33 +112,6 @@ def test_one_gpu_is_searched_and_the_code_says_whether_something_fits(played, da
 def test_what_is_typed_once_stays_as_it_is_typed(played, words, overrides, gpus):
     assert played.did(words)["code"] == 0
     assert played.seen[0] == ["plan", overrides, gpus]
-
-
-def test_several_gpus_are_searched_one_after_the_other(played, data_regression):
-    words = "model=gpt2_tiny gpu=l4_24gb,t4_16gb,a10_24gb"
-    found = {"fit": played.did(words)}
-    labels = [each[1] for each in played.seen if each[0] == "searched"]
-    played.fits |= dict.fromkeys(labels, False)
-    found["nothing fits"] = played.did(words)
-    played.fits[labels[-1]] = True
-    found["the last fits"] = played.did(words)
-    played.fits[labels[1]] = KeyboardInterrupt()
-    found["interrupted"] = played.did(words)
-    played.fits[labels[0]] = KeyboardInterrupt()
-    found["interrupted at once"] = played.did(words)
-    played.fits, played.refused = {}, {labels[0]: ["no"]}
-    found["one is refused"] = played.did(words)
-    played.refused = {label: ["no"] for label in labels[1:]}
-    found["one is left"] = played.did(words)
-    played.refused = {label: ["no", "nor this"] for label in labels}
-    found["all are refused"] = played.did(words)
-    played.refused, played.pretrained, played.why = {}, "a/b", "the model cannot be read"
-    found["unreadable"] = played.did(words)
-    played.why = ""
-    found["readable"] = played.did(words)
-    found["two"] = played.did("model=gpt2_tiny gpu=l4_24gb,t4_16gb")
-    assert Place("l4_24gb", None).label == labels[0] and Options().top == 5
-    data_regression.check(found)
 
 
 @pytest.mark.parametrize("is_terminal, after, said", [(False, 59.0, []), (False, 60.0, ["b"]), (True, 60.0, [])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -12,16 +11,13 @@ import pytest
 from support.known_values import known
 
 from legroom.cli import check, check_levers, console, fit, measure
-from legroom.errors import Refusal
 from legroom.foresight.programs import check as programs
-from legroom.foresight.programs import measure as measured
 from legroom.foresight.programs import process, program_record, script_batch, try_levers
 from legroom.foresight.programs.command import Program
 from legroom.foresight.programs.measure import Measurement
 from legroom.foresight.programs.process import Outcome
-from legroom.foresight.programs.script_batch import Largest
 from legroom.foresight.programs.try_levers import Lever, Trial, Tryout
-from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.foresight.step_estimate import StepEstimate
 from legroom.records.record import Error, Estimate, Record
 from legroom.units import GIB, MIB
 
@@ -155,14 +151,6 @@ def test_what_makes_no_script_fit_is_no_warning_of_its_record(made, together):
 TRACEBACK = "loading\nTraceback (most recent call last)\n  File x\nValueError: no\n"
 
 
-def run_of(*names: str, used: int = 10, verdict: str = "fits", why: str = "", notes=()) -> programs.Checked:
-    """What a script came to on the GPUs of these names."""
-    outcome = Outcome(output=TRACEBACK if why else "", notes=list(notes), steps=0 if why else 2)
-    estimates = {} if why else {name: estimate(used, 0.1, verdict) for name in names}
-    gpus = {name: gpu_of(name) for name in names}
-    return programs.Checked(Program("file", "train.py", []), outcome, estimates, why, gpus=gpus)
-
-
 @pytest.fixture
 def typed(monkeypatch, tmp_path, capsys):
     """typed(words, runs) -> what `check` prints and returns where the script comes to `runs`, and what it was asked."""
@@ -209,87 +197,6 @@ def typed(monkeypatch, tmp_path, capsys):
         return known({"code": code, "out": said.out.splitlines(), "err": said.err.splitlines()} | asked)
 
     return typed
-
-
-def test_what_check_says_of_a_script_and_with_which_code_it_ends(typed, data_regression):
-    found = {
-        "fits": typed("--gpu l4_24gb train.py --lr 1", run_of("l4_24gb", notes=["seen"])),
-        "two": typed(
-            "--gpu l4_24gb,t4_16gb,l4_24gb --offline --strict --seconds 5 --gpus 4 --margin 0.5 -- train.py",
-            run_of("t4_16gb", used=2000, verdict="does not fit", notes=["seen"]),
-            run_of("l4_24gb", notes=["seen", "also"]),
-        ),
-        "within_budget": typed("--gpu l4_24gb --budget 10MiB train.py", run_of("l4_24gb")),
-        "above_budget": typed("--gpu l4_24gb --budget 9MiB train.py", run_of("l4_24gb")),
-        "no_verdict": typed(
-            "--gpu l4_24gb,t4_16gb train.py", run_of("l4_24gb", why="it asks for two"), run_of("t4_16gb")
-        ),
-        "json": typed("--gpu l4_24gb --json train.py", run_of("l4_24gb", notes=["seen"])),
-    }
-    data_regression.check(found)
-
-
-def test_what_is_asked_beside_a_check_is_said_and_entered_in_its_record(typed, data_regression):
-    one, two = trial("--batch 4", 9, 0.1), trial("--batch 5", why="too large")
-    batch = {"batch": Largest(one, two)}
-    found = {
-        "try": typed("--gpu l4_24gb --try --into x train.py", run_of("l4_24gb")),
-        "try_json": typed("--gpu l4_24gb --try --json train.py", run_of("l4_24gb")),
-        "batch": typed("--gpu l4_24gb,t4_16gb --largest-batch train.py", run_of("l4_24gb", "t4_16gb"), **batch),
-        "batch_json": typed("--gpu l4_24gb --batch-flag rows --json train.py", run_of("l4_24gb"), **batch),
-        "no_batch": typed("--gpu l4_24gb --largest-batch train.py", run_of("l4_24gb"), batch=Largest(None, two)),
-        "evaluation": typed(
-            "--gpu l4_24gb --evaluate --budget 10MiB train.py",
-            run_of("l4_24gb"),
-            evaluated={"l4_24gb": estimate(12, 0.1)},
-        ),
-        "smaller_evaluation": typed(
-            "--gpu l4_24gb --evaluate --budget 10MiB --json train.py",
-            run_of("l4_24gb"),
-            evaluated={"l4_24gb": estimate(8, 0.1)},
-        ),
-        "nothing_beside_what_failed_in_part": typed(
-            "--gpu l4_24gb,t4_16gb --largest-batch train.py",
-            run_of("l4_24gb"),
-            run_of("t4_16gb", why="it asks for two"),
-            **batch,
-        ),
-        "written": typed(
-            "--gpu l4_24gb --evaluate --batch-flag rows --into x train.py",
-            run_of("l4_24gb"),
-            evaluated={"l4_24gb": estimate(12, 0.1)},
-            **batch,
-        ),
-        "nothing_beside_what_failed": typed(
-            "--gpu l4_24gb --try --into x train.py", run_of("l4_24gb", why="it asks for two")
-        ),
-    }
-    data_regression.check(found)
-
-
-def test_what_a_step_keeps_on_a_cpu_is_said_in_words_and_as_json(typed, data_regression):
-    seen: list[Any] = []
-    parts = {"parameters": 4, "gradients": 3, "optimizer": 2, "activations": 1, "other": 0}
-    counted = {f"{part}_bytes": size * MIB for part, size in parts.items()} | {
-        "tensor_bytes": 9 * MIB,
-        "notes": ["first"],
-    }
-
-    def on_cpu(_, settings, progress):
-        seen.append((settings, isinstance(progress, check.Progress)))
-        return counted, Outcome(notes=["second"])
-
-    def not_followed(*_):
-        raise programs.NotFollowed(Outcome(output=TRACEBACK), "it ended early")
-
-    found: dict[str, Any] = {
-        "text": typed("--device cpu --strict --offline --seconds 5 train.py", on_cpu=on_cpu),
-        "json": typed("--device cpu --json train.py", on_cpu=on_cpu),
-        "not_followed": typed("--device cpu train.py", on_cpu=not_followed),
-    }
-    for word in ("--try", "--largest-batch", "--batch-flag rows", "--evaluate", "--into x"):
-        found[word] = typed(f"--device cpu {word} train.py", on_cpu=on_cpu)
-    data_regression.check(found | {"asked": known(seen)})
 
 
 @pytest.mark.parametrize(
@@ -370,43 +277,6 @@ def test_without_a_prediction_there_is_one_column_and_skipped_steps_are_said():
 def test_what_measure_cannot_use_is_refused(words, said, capsys):
     assert measure.main(words.split()) == 2
     assert capsys.readouterr().err.startswith(said)
-
-
-def test_what_measure_says_writes_and_was_asked(monkeypatch, tmp_path, capsys, data_regression):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print(1)")
-    asked: list[Any] = []
-
-    def measured_run(program, limits, steps, offline, progress):
-        asked.append((limits, steps, offline, progress.name))
-        if program.argv == ["fails"]:
-            raise programs.NotFollowed(Outcome(output=TRACEBACK), "it ended early")
-        return Measurement(Outcome(notes=["second"]), json.loads(json.dumps(FOUND)))
-
-    def predicted(program, _, settings):
-        asked.append(settings)
-        if program.argv == ["refused"]:
-            raise Refusal("it asks for two")
-        return {"tensor_bytes": 4.0 * MIB}
-
-    monkeypatch.setattr(measured, "measure", measured_run)
-    monkeypatch.setattr(measured, "predicted", predicted)
-    monkeypatch.setattr(measured, "write_shared", lambda done, path: asked.append(("written", path.name)))
-    found = {}
-    lines: list[str] = [
-        "train.py",
-        "--seconds 5 --offline --steps 3 --share x.json -- train.py refused",
-        "--no-prediction train.py",
-        "--json train.py",
-        "train.py fails",
-    ]
-    for words in lines:
-        asked.clear()
-        code = measure.main(words.split())
-        said = capsys.readouterr()
-        out, err = said.out.splitlines(), said.err.splitlines()
-        found[words] = known({"code": code, "out": out, "err": err, "asked": asked})
-    data_regression.check(found)
 
 
 # --- fit --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 import types
@@ -11,17 +10,14 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from support.known_values import known
 from support.made_up_records import job
 
 from legroom.cli import console, single_run
-from legroom.errors import Refusal
-from legroom.jobs import post_mortem
 from legroom.machine import host
-from legroom.records import record_file, run_folder
+from legroom.records import record_file
 from legroom.records.checkpoint_files import UNFINISHED_MODEL
-from legroom.records.record import Error, Record
+from legroom.records.record import Record
 
 
 class Display:
@@ -125,82 +121,6 @@ def emptied(folder: str = "run") -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     Path(folder).mkdir()
     return Path(folder)
-
-
-def test_what_cannot_run_is_refused_and_what_can_is_said(played, monkeypatch, data_regression):
-    monkeypatch.setattr(single_run.hydra_errors, "explain", lambda error, conf: f"explained: {error} {conf}")
-    found: dict[str, Any] = {
-        "no configuration": played.did(prepared=(None, None, ["one", "two"])),
-        "wrong types": played.did(prepared=OmegaConfBaseException("wrong")),
-        "repeats": played.did("measure.repeats=2"),
-        "objective": played.did("objective=evaluation.loss"),
-        "problems": played.did(problems=["one", "two"]),
-    }
-    emptied()
-    found["one repeat"] = played.did("measure.repeats=1")
-    found["another run's record"] = played.did()
-    found["another run's record and problems"] = played.did(problems=["one"])
-    emptied()
-    played.tracker_line, played.tracker_warnings = "look here", ["it was not sent"]
-    found["tracked"] = played.did()
-    emptied()
-    played.tracker_line, played.tracker_warnings = "", []
-    found["no page"] = played.did(page_error=ValueError("no page"))
-    emptied()
-    found["interrupted"] = played.did(status="interrupted")
-    emptied()
-    found["refused by the worker"] = played.did(status="refused", error=Error("load", "Refusal", "a\nb"))
-    emptied()
-    found["failed"] = played.did(status="failed", error=Error("load", "ValueError", "a\nb"))
-    emptied()
-    found["locked"] = played.did(status=Refusal("another command is training in this folder."))
-    emptied()
-    found["unwritable"] = played.did(status=OSError(13, "Permission denied"))
-    emptied()
-    unwritten = post_mortem.UnwrittenRecord(OSError(28, "No space left", "x"), job(status="oom"))
-    found["unwritten"] = played.did(status=unwritten)
-    data_regression.check(found)
-
-
-def test_a_run_goes_on_where_one_has_ended(played, data_regression):
-    folder, found = emptied(), {}
-    played.did()
-    before = record_file.read(folder)
-    (folder / "checkpoints" / "step-00000002").mkdir(parents=True)
-    for name in run_folder.PAGE_FILES:
-        (folder / name).touch()
-    same = {"resume_folder": folder.absolute(), "mismatch_problems": [], "begins_anew": ["it begins at step 0"]}
-    found["goes on"] = played.did("resume=latest", matching_record=before, is_finished=False, keep_figures=True, **same)
-    found["figures stay"] = played.did(
-        "resume=latest", matching_record=before, is_finished=False, keep_figures=False, **same
-    )
-    found["finished"] = played.did(
-        "resume=latest", matching_record=before, is_finished=True, model_missing=False, **same
-    )
-    found["lost"] = played.did("resume=latest", matching_record=before, is_finished=True, model_missing=True, **same)
-    other = same | {"mismatch_problems": ["another training"]}
-    found["another training"] = played.did("resume=latest", matching_record=None, **other)
-    found["a folder with another length"] = played.did(
-        f"resume={folder}", matching_record=before, is_finished=False, keep_figures=False, **other
-    )
-    page, stands = folder / run_folder.PAGE_FILES[0], (folder / record_file.FILE_NAME).read_bytes()
-    page.write_text("a page")
-    no = Error("load", "Refusal", "the rows (data) are others")
-    refused = {"status": "refused", "error": no, "is_finished": False}
-    found["refused by the worker"] = played.did("resume=latest", matching_record=before, **refused, **same)
-    assert ((folder / record_file.FILE_NAME).read_bytes(), page.read_text()) == (stands, "a page")
-    earlier = copy.deepcopy(before)
-    earlier.status = "refused"
-    played.did("resume=latest", matching_record=earlier, **refused, **same)
-    assert record_file.read(folder).error == no, "the reason of today"
-    before.config["save"]["final"] = True  # and so it is for what goes on, unless it is typed
-    for typed, kept in (((), True), (("save.final=false",), False)):
-        played.did("resume=latest", *typed, matching_record=before, is_finished=False, keep_figures=False, **same)
-        assert record_file.read(folder).config["save"]["final"] is kept
-    damaged = {"matching_record": None, "damaged_record": "it is replaced", "is_finished": True}
-    found["damaged"] = played.did("resume=latest", **damaged, **same)
-    found["no record"] = played.did("resume=latest", matching_record=None, damaged_record=None, **same)
-    data_regression.check(known(found))
 
 
 def test_the_folder_that_hydra_made_goes_where_another_is_resumed(played):

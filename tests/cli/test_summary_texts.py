@@ -9,20 +9,8 @@ import pytest
 from support.made_up_records import job
 
 from legroom.cli import brief, summary
-from legroom.records import record, run_folder
-from legroom.records.record import Error, Estimate, Evaluation, Memory, Operations, Record, Speed, Training
+from legroom.records.record import Memory, Record
 from legroom.units import GIB, MIB
-
-GROUPS = [
-    ("contractions", "forward", 8, 6_000_000, 0.004),
-    ("contractions", "backward", 16, 12_000_000, 0.008),
-    ("optimizer", "step", 1200, 500_000, 0.003),
-    ("copies", "forward", 3, 0, None),
-]
-OPERATIONS = [
-    {"group": group, "phase": phase, "calls": calls, "flops": flops, "bytes": 1, "seconds": seconds}
-    for group, phase, calls, flops, seconds in GROUPS
-]
 
 
 def made(*typed: str, **parts) -> Record:
@@ -33,124 +21,6 @@ def made(*typed: str, **parts) -> Record:
     for name, part in parts.items():
         setattr(found, name, part)
     return found
-
-
-def trained() -> Record:
-    """With every part that a run has: slow steps, an evaluation, texts, warnings, operations and a GPU's memory."""
-    found = made("checkpointing=full", "adapter=lora", "accumulation=x4", "save.final=true", "eval.generate=['Once']")
-    found.training = Training(30, 120, 3840, [2.0, 1.5, 1.25, 1.0], 1.0, 10)
-    generated = [{"prompt": "p" * 60 + "q" * 10, "before": "b" * 70, "after": "a" * 69}]
-    found.evaluation = Evaluation(64, 0.9, None, 2.4596, 1.5, 128, generated)
-    found.speed = Speed(3, 7, 5.0, 0.4, 0.6, 812.5, None, 10**12, 0.25, 5.0, [0.5], 0.051, 1.5, 0.25)
-    found.memory = Memory(
-        GIB, GIB // 2, 2 * GIB, None, 10 * MIB, 4 * GIB, "step", 2**28, GIB, {"parameters": GIB, "gradients": GIB // 2}
-    )
-    found.memory.peak_reserved_bytes, found.memory.device_used_bytes = 5 * GIB, 6 * GIB
-    found.memory.context_bytes, found.memory.device_used_at_start_bytes = 300 * MIB, 20 * MIB
-    found.memory.host_peak_rss_bytes, found.memory.weights_device_bytes = 2 * GIB, GIB + MIB
-    found.warnings = ["said while it ran", "also said", "only now"]
-    found.operations = Operations("cuda", OPERATIONS)
-    return found
-
-
-def estimated(**more) -> Record:
-    """An estimate that is tight, explained, with what uneven lengths and an evaluation make of it."""
-    figures = {
-        "verdict": record.TIGHT,
-        "kept_bytes": 2 * GIB,
-        "lengths_steps": 64,
-        "shown_reserved_bytes": 5 * GIB,
-        "shown_reserved_low_bytes": 4 * GIB,
-        "shown_reserved_high_bytes": 6 * GIB,
-        "expandable_reserved_bytes": 3 * GIB,
-        "releases": 2,
-        "evaluation_reserved_bytes": 7 * GIB,
-        "largest": [
-            {"bytes": 3 * MIB, "part": "activations", "made_by": "mlp", "count": 2},
-            {"bytes": 2 * MIB, "part": "parameters", "made_by": "head", "count": 1},
-        ],
-        "levers": [
-            {"words": "checkpointing=full", "saved_bytes": 5 * GIB, "step_seconds": 0.5},
-            {"words": "loss=chunked", "saved_bytes": 0, "step_seconds": 0.25},
-            {"words": "optim=adamw_fused", "saved_bytes": -3 * MIB, "step_seconds": None},
-            {"words": "precision=fp8", "refused": "no such card"},
-        ],
-    }
-    found = made("gpu=t4_16gb", "data.workers=3", recipe="estimate", estimate=Estimate(False, GIB, 16 * GIB))
-    for name, value in {**figures, **more}.items():
-        setattr(found.estimate, name, value)
-    found.config["gpu"]["price_per_hour"] = 0.5
-    found.environment["device_name"] = "Tesla T4"
-    found.speed = Speed(None, None, 0.5, None, None, 8.0, 4096.0, 10**12)
-    found.speed.step_seconds_low, found.speed.step_seconds_high, found.speed.bound_by = 0.3, 0.7, "memory"
-    found.memory = Memory(GIB, 0, 0, MIB, None, GIB, "forward", 2**28, peak_reserved_bytes=6 * GIB)
-    found.operations, found.training = Operations("predicted", OPERATIONS), Training()
-    return found
-
-
-def ended(status: str, error: Error) -> Record:
-    found = made(status=status, error=error)
-    found.training, found.memory = Training(2, 16, 512, [1.0, 0.5], 0.5), Memory(GIB // 2, peak_tensor_bytes=GIB - 1)
-    found.speed = Speed(train_seconds=2.0, data_wait_share=0.05)
-    return found
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    """A run's folder in the working directory, of a terminal of 100 columns."""
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.chdir(tmp_path)
-    Path("run").mkdir()
-    return Path("run")
-
-
-def test_a_trained_run_says_its_figures_and_where_its_model_is(here, file_regression):
-    (here / "model").mkdir()
-    (here / "model" / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
-    said = {"said while it ran", "also said"}
-    texts = [brief.brief(trained(), here, said=said)]
-    (here / run_folder.PAGE_FILES[0]).touch()
-    texts.append(brief.brief(made("save.final=true"), here))
-    texts += [brief.brief(trained(), here, answered, said, verbose=True) for answered in (False, True)]
-    file_regression.check("\n\n".join(texts) + "\n", extension=".txt")
-
-
-def test_an_estimate_says_its_verdict_what_it_explains_and_what_it_costs(here, file_regression):
-    bare = estimated(largest=[], levers=[], shown_reserved_low_bytes=None, releases=None, kept_bytes=None)
-    bare.config["gpu"]["price_per_hour"], bare.operations = None, None
-    fitting = estimated(verdict=record.FITS, expandable_reserved_bytes=None, evaluation_reserved_bytes=None)
-    fitting.config["gpu"] |= {"machines": 2, "machine_link_gb_per_second": 25.0}
-    fitting.config["parallelism"] |= {"replicas": 8, "experts": 4}
-    texts = [brief.brief(estimated(), here), brief.brief(estimated(), here, verbose=True)]
-    texts += [brief.brief(bare, here, verbose=True), brief.brief(fitting, here)]
-    file_regression.check("\n\n".join(texts) + "\n", extension=".txt")
-
-
-def test_what_went_wrong_is_said_with_what_to_do(here, file_regression):
-    refused = ended("refused", Error("load", "Refusal", "it needs a GPU\nand more", "Type device=cpu."))
-    failed = ended("failed", Error("step", "ValueError", "no", "Do this.", 2))
-    failed.config["parallelism"]["num_processes"] = 4
-    out = ended("oom", Error("backward", "OutOfMemoryError", "CUDA out of memory", "Try this."))
-    larger = estimated(verdict=record.DOES_NOT_FIT, largest=[], levers=[], shown_reserved_bytes=None)
-    larger.status, larger.error = "oom", Error("step", "OutOfMemoryError", "said above", "Try that.")
-    broken = estimated(largest=[], levers=[], shown_reserved_bytes=None)
-    broken.status, broken.error = "failed", Error("step", "ValueError", "an estimate may fail, too")
-    texts = [brief.brief(each, here) for each in (refused, failed, out, larger, broken)]
-    file_regression.check("\n\n".join(texts) + "\n", extension=".txt")
-
-
-def test_operations_say_their_shares_of_what_is_known(data_regression):
-    no_seconds = [row | {"seconds": None} for row in OPERATIONS]
-    no_flops = [row | {"flops": 0} for row in OPERATIONS[:1]]
-    tables = {
-        "cuda": Operations("cuda", OPERATIONS),
-        "cpu": Operations("cpu", OPERATIONS[:2]),
-        "unknown": Operations(None, no_seconds),
-        "without_flops": Operations("predicted", no_flops),
-        "none": Operations(None, []),
-    }
-    found = {name: summary.lines_of(summary.operations_of(table)) for name, table in tables.items()}
-    data_regression.check(found)
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,14 @@ from typing import Any
 import psutil
 import pytest
 from omegaconf import OmegaConf
-from support.known_values import known
-from support.made_up_records import OOM, job
+from support.made_up_records import job
 
 from legroom.cli import exit_codes, job_state, single_run, sweep, sweep_run
 from legroom.errors import Refusal
-from legroom.jobs import post_mortem
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.records import record, record_file
 from legroom.records.messages import StepsDone
-from legroom.records.record import Error, Memory, Record, Speed
+from legroom.records.record import Record
 from legroom.units import GIB, MIB
 
 
@@ -100,21 +98,6 @@ def test_what_an_unfinished_job_left_stays_where_it_can_be_resumed(tmp_path, con
 
 
 # --- what is known of jobs ----------------------------------------------------------------------------------------
-
-
-def test_each_job_is_a_line(data_regression):
-    refused, failed = Error("load", "Refusal", "no GPU"), Error("step", "ValueError", "no\nsecond line")
-    nothing = {"memory": Memory(), "speed": Speed()}
-    lines = {
-        "both": sweep.job_line(ended(memory=Memory(peak_tensor_bytes=3 * MIB, device_used_bytes=5 * MIB)), 1, ["a=1"]),
-        "tensors": sweep.job_line(ended(memory=Memory(peak_tensor_bytes=3 * MIB)), 12, ["a=1", "b=2"], "done before"),
-        "nothing": sweep.job_line(ended(**nothing), 3, []),
-        "slow": sweep.job_line(ended(speed=Speed(samples_per_second=0.04), memory=Memory()), 3, ["a=1"]),
-        "refused": sweep.job_line(ended("refused", error=refused, **nothing), 3, ["a=1"]),
-        "failed": sweep.job_line(ended("failed", error=failed, **nothing), 100, ["a=1"]),
-        "oom": sweep.job_line(ended("oom", error=OOM, **nothing), 3, ["a=1"]),
-    }
-    data_regression.check(lines)
 
 
 @pytest.mark.parametrize(
@@ -344,31 +327,6 @@ def played(monkeypatch, tmp_path) -> Job:
     return Job(monkeypatch, tmp_path / "s")
 
 
-def test_a_job_runs_once_and_is_said_noted_and_returned(played, capsys, data_regression):
-    found: dict[str, Any] = {}
-
-    def did(name: str, **more: Any) -> None:
-        returned = played.run(**more)
-        said = capsys.readouterr()
-        shown = {"returned": list(returned), "out": said.out.splitlines(), "err": said.err.splitlines()}
-        found[name] = known(shown | {"seen": list(played.seen), "notes": played.notes()})
-
-    did("first", number=0)
-    did("the same again", number=1)
-    played.sweep = sweep.Sweep("later", Path("conf"), ("-m", "a=1,2"), os.getpid())
-    sweep_run._states.clear()
-    did("done before", number=0)
-    (played.folder / "own" / record_file.FILE_NAME).write_text("{")
-    (played.folder / "own" / "checkpoints" / "step-00000002").mkdir(parents=True)
-    did("damaged", number=1)
-    (played.folder / "own" / record_file.FILE_NAME).unlink()
-    played.cfg.resume = None
-    did("side by side", number=2, _target_="joblib", n_jobs=2)
-    (played.folder / "own" / record_file.FILE_NAME).unlink()
-    did("refused", number=3, problems=["no"], status="refused")
-    data_regression.check(found)
-
-
 def test_of_two_jobs_of_the_same_options_side_by_side_one_runs(played, monkeypatch):
     """The second waits for the first, which another process runs, and has its record."""
 
@@ -381,27 +339,6 @@ def test_of_two_jobs_of_the_same_options_side_by_side_one_runs(played, monkeypat
 
     monkeypatch.setattr(sweep_run.run_lock, "hold", hold)
     assert played.run(_target_="joblib", n_jobs=2)[0] == "oom" and played.seen == ["ends with the command"]
-
-
-def test_a_job_that_cannot_be_is_said_and_noted(played, capsys, data_regression):
-    found: dict[str, Any] = {}
-    unwritten = post_mortem.UnwrittenRecord(OSError(28, "No space left", "s/own"), ended("ok", overrides=["a=1"]))
-    cases: dict[str, dict[str, Any]] = {
-        "no configuration": {"made": False, "problems": ["one", "two"]},
-        "no objective": {"sweeper": "x.Optuna"},
-        "locked": {"status": Refusal("another command is training in this folder.")},
-        "unwritable": {"status": OSError(13, "Permission denied", "s/own")},
-        "unwritten": {"status": unwritten},
-        "preempted": {"status": "preempted"},
-        "interrupted": {"status": "interrupted"},
-    }
-    for name, more in cases.items():
-        returned = played.run(**more)
-        said = capsys.readouterr()
-        shown = {"returned": list(returned), "out": said.out.splitlines(), "err": said.err.splitlines()}
-        found[name] = known(shown | {"notes": played.notes(), "requeued": "requeued" in played.seen})
-        played.sweep = sweep.Sweep(name, Path("conf"), ("-m",), os.getpid())
-    data_regression.check(found)
 
 
 def test_a_task_notes_its_start_and_leaves_its_lines_to_the_command(played, capsys):
@@ -438,60 +375,6 @@ def test_a_rank_other_than_0_runs_without_a_folder_or_has_the_status_that_is_the
 
 
 # --- its end ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def concluded(monkeypatch, tmp_path, capsys):
-    """concluded(notes, statuses, argv, **replaced) -> what is printed at the end of a sweep, and the exit code."""
-    made: list[Path] = []
-
-    paths = [Path("table.md"), Path("index.html")]
-    monkeypatch.setattr(sweep_run.screen_table, "screen_text", lambda _: "THE TABLE")
-    monkeypatch.setattr(sweep_run.trackers, "close", lambda: made.append(Path("closed")))
-    monkeypatch.chdir(tmp_path)
-
-    def concluded(statuses: list[str], own: tuple[str, ...] = (), argv=("-m",), line="", saves=False, broken=False):
-        folder = Path(f"sweep{len(made)}-{len(list(tmp_path.iterdir()))}")
-        ours = sweep.Sweep("s", Path("conf"), argv)
-        for number, status in enumerate(statuses):
-            ours.note(folder, number, f"key{number}", status)
-            (folder / f"key{number}").mkdir()
-            if not broken:
-                record_file.write(
-                    ended(status if status in record.STATUSES else "ok", f"key{number}"), folder / f"key{number}"
-                )
-        monkeypatch.setattr(sweep_run.report, "make", lambda *_: 1 / (not broken) and (None, paths))
-        monkeypatch.setattr(sweep_run.trackers, "sweep_line", lambda *_: line)
-        monkeypatch.setattr(sweep_run.save, "final_by_default", lambda cfg, in_sweep: saves and not in_sweep)
-        made.clear()
-        code = sweep_run.conclude(ours, folder, list(own or statuses))
-        said = capsys.readouterr()
-        texts = [text.replace(str(folder), "FOLDER").splitlines() for text in (said.out, said.err)]
-        return {"code": code, "out": texts[0], "err": [text[:60] for text in texts[1]], "closed": bool(made)}
-
-    return concluded
-
-
-def test_a_sweep_ends_with_its_table_what_is_missing_and_its_code(concluded, data_regression):
-    data_regression.check(
-        {
-            "nothing": concluded([]),
-            "invalid": concluded(["ok", "invalid"]),
-            "all ok": concluded(["ok", "oom"], line="look here", saves=True),
-            "save typed": concluded(["ok"], argv=("-m", "save.final=false"), saves=True),
-            "still running": concluded(["ok", "started"]),
-            "failed": concluded(["ok", "failed", "killed"]),
-            "refused": concluded(["ok", "refused"]),
-            "refused cards": concluded(["ok", "refused"], argv=("-m", "gpu=glob(*)")),
-            "all cards refused": concluded(["refused"], argv=("-m", "gpu=glob(*)")),
-            "interrupted": concluded(["ok", "interrupted"]),
-            "interrupted before a job": concluded(["ok"], own=("interrupted",)),
-            "preempted": concluded(["ok", "preempted"]),
-            "all that is a success": concluded(["ok", "oom", "preempted"]),
-            "the sweeper failed": concluded(["ok"], own=("ok", "failed")),
-            "no report": concluded(["ok"], broken=True),
-        }
-    )
 
 
 def test_the_codes_are_those_of_the_documentation():

@@ -56,77 +56,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(faults.platform, "python_version", lambda: "3.12.1")
 
 
-MISSING = [
-    Package("torch", "2.10.0", "2.11", None, "ImportError: no"),
-    Package("datasets", "4.0", "4.0", None, "OSError: x"),
-    Package("omegaconf", None, "2.3", None),
-    Package("hydra-core", None, None, None),
-    Package("bitsandbytes", "0.49", "0.50", "8bit"),
-    Package("hydra-submitit-launcher", None, "1.2", "sweeps"),
-    Package("submitit", None, None, "sweeps"),
-    Package("of-nobody", None, None, "other"),
-    Package("flash-attn", None, None, ""),
-    Package("wandb", None, None, ""),
-]
 FULL = {"error": "OutOfMemoryError: CUDA OUT of memory."}
-MACHINES = {
-    "two cards": found(
-        card(0, processes=((7, "python", GIB), (8, "other", None)), celsius=80, throttled_by=("its heat", "its power")),
-        card(1, used_bytes=600 * MIB + 1, limit_watts=200.0, capability=(8, 9)),
-        links=[["X", "NV4", "PHB"], ["NV4", "X", "NV1"], ["PHB", "NV1", "X"]],
-        host=replace(HOST, fabric={"mlx5_0 port 1": "InfiniBand, 100 Gb/sec"}),
-        packages=[*PACKAGES, Package("flash-attn", "2.8", None, "")],
-    ),
-    "two cards without NVLink": found(card(0), card(1), links=[["X", "PHB"], ["PHB", "X"]]),
-    "two cards, links not known": found(card(0), card(1, mig=True)),
-    "one card of few facts": found(
-        replace(
-            CARD,
-            name=None,
-            uuid=None,
-            capability=None,
-            memory_bytes=None,
-            celsius=None,
-            limit_watts=None,
-            default_watts=None,
-        ),
-        links=[["X"]],
-    ),
-    "a full card": found(card(), more_probes={"torch on cuda:0": FULL, "bitsandbytes on cuda:0": FULL}),
-    "no card": found(
-        probes={"torch": {"cuda": None}, "bitsandbytes": {}, "bitsandbytes on cpu": {}},
-        driver=Driver(error="no NVIDIA driver"),
-        host=replace(HOST, cpu_bf16=False, memory_bytes=None, headers=False),
-        packages=[*PACKAGES, *MISSING[6:]],
-    ),
-    "no card and no reason": found(
-        driver=Driver(), probes={"torch": {"cuda": None}}, host=replace(HOST, cpu_bf16=None)
-    ),
-    "all is broken": found(
-        card(),
-        card(1),
-        python_bound="3.13",
-        packages=MISSING,
-        driver=Driver(None, None, "it does not match", True),
-        jobs_gpus=(gpu(0), gpu(1)),
-        jobs_error="NVMLError: lost",
-        more_probes={
-            "torch on CUDA": {"count": 1},
-            "bitsandbytes on cuda:0": {"error": "killed by SIGSEGV"},
-            "python": {"error": "no encodings"},
-        },
-        host=replace(HOST, disks={"outputs/": (Path("/x"), GIB - 1), "cache": (Path("/y"), GIB)}),
-    ),
-    "a CPU build beside a card": found(card(), probes={"torch": {"cuda": None}}, packages=[*PACKAGES, *MISSING[7:]]),
-}
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_the_doctors_page_is_as_it_was(name, file_regression):
-    shown = [f"{style:<6} | {text}".rstrip() for text, style in page.page(MACHINES[name]).lines]
-    broken = "\n".join(faults.broken(MACHINES[name]))
-    commands = "\n".join(f"{command} : {why}" for command, why in page.installs(MACHINES[name]))
-    file_regression.check("\n".join([*shown, "", broken, "", commands, ""]), extension=".txt")
 
 
 @pytest.mark.parametrize("compiler, headers, wanted", [("g++", True, 0), (None, True, 1), ("g++", False, 1)])

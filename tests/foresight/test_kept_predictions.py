@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from conftest import compose
-from support.known_values import known
-from test_kept_estimates import changed
 
-from legroom.foresight import evaluation_memory, fullest_rank, largest_batch, prediction, simulation, tried
+from legroom.foresight import fullest_rank, largest_batch, prediction, simulation, tried
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.allocator import Demand
 from legroom.foresight.memory.settings import UNLIMITED, limits_of
@@ -162,46 +160,6 @@ def steps() -> dict[str, tuple[Any, SimulatedStep]]:
     }
 
 
-def test_simulated_steps_as_records(data_regression, monkeypatch, tmp_path):
-    """The first one whole, and of the others what differs from it."""
-    monkeypatch.setenv(calibrated.FOLDER, str(tmp_path))
-    found = {}
-    for name, (cfg, simulated) in steps().items():
-        outcome = Record("estimate", [], {}, "", {}, status="killed")
-        prediction.fill(cfg, outcome, simulated)
-        (rank,) = outcome.memory.per_rank
-        outcome.memory.per_rank = []
-        assert rank.pop("rank") == simulated.rank and rank.items() <= asdict(outcome.memory).items()
-        found[name] = {"status": outcome.status, "notes": outcome.warnings}
-        for part in ("memory", "speed", "estimate", "error"):
-            values = getattr(outcome, part)
-            found[name][part] = (
-                {} if values is None else {k: v for k, v in asdict(values).items() if v not in (None, [], {})}
-            )
-    kept = {name: changed(found["fits"], seen) for name, seen in found.items() if name != "fits"}
-    data_regression.check(known({"fits": found["fits"]} | kept))
-
-
-def test_the_notes_of_configurations(file_regression, monkeypatch, tmp_path):
-    monkeypatch.setenv(calibrated.FOLDER, str(tmp_path))
-    ddp, flash = ("parallelism=ddp", "parallelism.num_processes=4"), config()
-    flash.model.attention = "flash_attention_2"
-    cases = [
-        config(),
-        config(context_from="measured"),
-        config(link="xgmi"),
-        config(*ddp),
-        config(*ddp, nccl_from="measured"),
-        config(*ddp, nccl_from="assumed", machines=None),
-        config(*ddp, machines=2),
-        flash,
-        config("device=cpu"),
-        config("parallelism=fsdp", *ddp[1:], "parallelism.cpu_offload=true"),
-        config("parallelism=zero", *ddp[1:], "parallelism.stage=3", "parallelism.offload=all"),
-    ]
-    file_regression.check("\n\n".join("\n".join(prediction.notes(cfg)) for cfg in cases) + "\n")
-
-
 # --- what is left of a card -------------------------------------------------------------------------------------
 
 
@@ -231,38 +189,6 @@ def test_the_context_that_was_typed_or_measured_stands_over_the_menus(typed, her
 
 
 # --- evaluations ------------------------------------------------------------------------------------------------
-
-
-EVALUATIONS = [  # MiB of the step, of the evaluation and of the capacity; the margin
-    (300, 290, 1000, 0.03),  # the evaluation needs less than the step
-    (300, 600, 1000, 0.03),
-    (300, 985, 1000, 0.03),
-    (300, 992, 1000, 0.03),  # it leaves less than what is kept
-    (300, 1000, 1000, 0.03),
-    (300, 1001, 1000, 0.03),
-    (300, 1000, 1000, 0.0),
-    (300, 1100, 1000, 0.0),
-    (985, 990, 1000, 0.03),  # the step is tight already
-    (985, 1010, 1000, 0.03),
-    (1010, 1200, 1000, 0.03),  # the step does not fit
-]
-
-
-def test_an_evaluation_that_needs_more_than_a_step_decides(data_regression):
-    found = {}
-    for reserved, evaluated, capacity, margin in EVALUATIONS:
-        cfg, outcome = config("eval.batch=4"), Record("estimate", [], {}, "", {}, status="ok")
-        outcome.memory.peak_reserved_bytes = reserved * MIB
-        outcome.estimate = prediction.judged(cfg.gpu, margin, (capacity - reserved) * MIB, reserved * MIB)
-
-        def needs(capacity_bytes: int, evaluated: int = evaluated * MIB) -> Demand:
-            return Demand(0, evaluated, max(0, evaluated - capacity_bytes), 0, capacity_bytes)
-
-        evaluation_memory.judge(cfg, outcome, capacity * MIB, needs)
-        figures = {key: value for key, value in asdict(outcome.estimate).items() if value not in (None, [])}
-        about = {"status": outcome.status, "notes": outcome.warnings, "error": outcome.error}
-        found[f"{reserved} {evaluated} {capacity} {margin}"] = figures | about
-    data_regression.check(known(found))
 
 
 # --- other rules ------------------------------------------------------------------------------------------------

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import copy
-import math
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import compose
-from support.known_values import known
 
 from legroom import Refusal
 from legroom.errors import UnknownOperation
 from legroom.foresight import (
     advice,
     estimate,
-    explain,
     not_followed,
     places,
     prediction,
@@ -30,15 +26,12 @@ from legroom.foresight import (
 )
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from legroom.foresight.search import adviser, runner
-from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.foresight.step_estimate import gpu_of
 from legroom.foresight.trials import TimeIsUp, Trial, Trials
-from legroom.machine.worker_environment import SIMULATIONS
-from legroom.measure.memory_attribution import ACTIVATION, PARAMETER
+from legroom.measure.memory_attribution import PARAMETER
 from legroom.measure.storage_log import StorageEntry
 from legroom.options import hooks
 from legroom.options.hooks import Cost, Lever
-from legroom.records import record_file, step_file
-from legroom.records.messages import Shown
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from legroom.units import GIB, MIB
 
@@ -60,33 +53,6 @@ def record(verdict: str | None = FITS, **figures: Any) -> Record:
 
 
 # --- an estimate of a step of one's own ----------------------------------------------------------------------------
-
-
-def stepped(**changed: Any) -> StepEstimate:
-    values: dict[str, Any] = dict(
-        device_name="NVIDIA L4", verdict=FITS, left_bytes=10 * GIB, kept_bytes=300 * MIB, capacity_bytes=24 * GIB,
-        device_used_bytes=14 * GIB, context_bytes=450 * MIB, reserved_bytes=13 * GIB, allocated_bytes=12 * GIB,
-        tensor_bytes=11 * GIB, peak_phase="backward", timeline=(), largest=(), step_seconds=0.123,
-        parts=dict(parameters=GIB, gradients=2 * GIB, optimizer=3 * GIB, activations=4 * GIB, other=512 * MIB),
-        step_seconds_low=0.0991, step_seconds_high=0.2, bound_by="memory", device_seconds=0.1, host_seconds=0.05,
-        model_flops=None, notes=("one.", "two."), _trace=None,
-    )  # fmt: skip
-    return StepEstimate(**values | changed)
-
-
-def test_the_text_of_an_estimate_of_a_step(file_regression):
-    cases = [
-        {},
-        {"verdict": TIGHT, "left_bytes": 0, "notes": ()},
-        {"verdict": DOES_NOT_FIT, "left_bytes": -MIB, "peak_phase": None},
-        {"step_seconds": 1.0, "step_seconds_low": 0.9, "step_seconds_high": 2.0},
-        {
-            "step_seconds": 0.999,
-            "parts": dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "other"), MIB),
-        },
-    ]
-    file_regression.check("\n\n".join(str(stepped(**each)) for each in cases) + "\n")
-    assert [stepped(verdict=verdict).fits for verdict in (FITS, TIGHT, DOES_NOT_FIT)] == [True, False, False]
 
 
 def test_a_mapping_that_is_no_gpu_says_what_is_wrong():
@@ -207,22 +173,6 @@ def test_only_errors_of_the_fake_device_become_refusals():
 # --- pictures ------------------------------------------------------------------------------------------------------
 
 
-def test_the_largest_tensors_are_those_of_the_peak_and_equal_layers_are_one_entry(data_regression):
-    log, origins = SimpleNamespace(events=[], peak_index=lambda: 15), {}
-    for size, kind, made_by in (
-        (10, PARAMETER, "layers.0.weight"), (10, PARAMETER, "layers.1.weight"), (10, ACTIVATION, "layers.0.weight"),
-        (25, PARAMETER, "head"), *((number, ACTIVATION, f"x{number}") for number in range(1, 12)),
-    ):  # fmt: skip
-        entry = StorageEntry(size, kind, "forward", False)
-        origins[id(entry)] = made_by
-        log.events.append((entry, 1))
-    freed = log.events[14]  # x11
-    log.events.insert(15, (freed[0], -1))
-    late = StorageEntry(1000, PARAMETER, "step", False)
-    log.events.append((late, 1))
-    data_regression.check(known(explain.largest(SimpleNamespace(log=log, origins=origins))))  # type: ignore[arg-type]
-
-
 # --- advice --------------------------------------------------------------------------------------------------------
 
 LEVERS = [
@@ -240,31 +190,6 @@ def test_levers_are_named_the_cheapest_first(cfg, monkeypatch):
     assert advice.untried(cfg) and asked == [("step",), ("",)]
     monkeypatch.setattr(hooks, "memory_levers", lambda *_: [LEVERS[2]])
     assert advice.untried(cfg).startswith("No lever is left: choose a smaller model")
-
-
-def test_each_lever_is_explained_by_its_own_estimate(cfg, monkeypatch, data_regression):
-    monkeypatch.setattr(hooks, "memory_levers", lambda *_: LEVERS)
-    made = Trials(record(used=1000 * MIB))
-    answers = {
-        "optim=b": Trial(record(TIGHT, used=600 * MIB, seconds=0.5), "", ("optim=b",)),
-        "checkpointing=full": Trial(record(used=1100 * MIB), "", ("checkpointing=full",)),
-        "only=explained": Trial(None, "it cannot be."),
-        "loss=chunked optim=a": Trial(record(DOES_NOT_FIT, used=900 * MIB)),
-    }
-    made.made = {frozenset(words.split()): trial for words, trial in answers.items()}
-    rows = list(advice.explained(cfg, made))
-    data_regression.check(known(rows))
-    assert made.planned == 4
-    outcome = record(used=1000 * MIB)
-    monkeypatch.setattr(explain, "picture", lambda *_: None)
-    monkeypatch.setattr(explain, "largest", lambda _: [{"bytes": 1}])
-    progress = SimpleNamespace(enter=lambda *_: None)
-    made.outcome = outcome
-    estimate._explain(cfg, made, SimpleNamespace(trace=None), Path(), progress)  # type: ignore[arg-type]
-    assert outcome.estimate is not None and outcome.estimate.largest == [{"bytes": 1}]
-    order = [row["words"] for row in outcome.estimate.levers]
-    assert order == ["optim=b", "loss=chunked optim=a", "checkpointing=full", "only=explained"]
-    assert made.seconds == math.inf
 
 
 def test_what_fits_is_said_with_what_it_changes(cfg, monkeypatch):
@@ -384,79 +309,6 @@ def test_what_cannot_be_followed_says_what_to_do_instead(cfg, tmp_path):
 
 
 # --- the recipe ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ran(cfg, monkeypatch, tmp_path):
-    """ran(verdict, ...) -> (record, what was done): an estimate whose parts are made up."""
-
-    def run(verdict: str | None, advise: bool = True, in_sweep: bool = False, interrupted: bool = False, **asked: Any):
-        outcome, done, own = record(None), [], copy.deepcopy(cfg)
-        own.estimate.explain, own.estimate.hint_seconds = asked.get("explain", False), asked.get("hint_seconds", 60)
-
-        def fill(_, outcome: Record, __) -> None:
-            outcome.status = "ok"
-            if verdict is not None:
-                outcome.estimate = Estimate(verdict == FITS, 0, 1, verdict)
-            if verdict == DOES_NOT_FIT:
-                outcome.status, outcome.error = "oom", Error("step", "PredictedOutOfMemory", "")
-
-        def hint(*_):
-            if interrupted:
-                raise KeyboardInterrupt
-            return "do this."
-
-        simulated = SimpleNamespace(tally=None, rank=3)
-        progress = SimpleNamespace(
-            enter=lambda phase, text: done.append(f"{phase}: {text}"),
-            send=lambda message: done.append(message.text if isinstance(message, Shown) else type(message).__name__),
-        )
-        monkeypatch.setattr(shared_simulation, "simulate_step", lambda *_: (simulated, {"a": 1}))
-        monkeypatch.setattr(prediction, "fill", fill)
-
-        def predicted(_, gpu, precision, ranks):
-            done.append(f"operations on {gpu and gpu.name} in {precision} of {ranks}")
-            return SimpleNamespace(summary=None, details=[1])
-
-        monkeypatch.setattr(estimate.anatomy, "predicted", predicted)
-        monkeypatch.setattr(step_file, "try_writing", lambda shown, _: [f"{shown}"])
-        monkeypatch.setattr(
-            record_file, "write", lambda early, _: done.append(f"left with {len(early.warnings)} warnings")
-        )
-        monkeypatch.setattr(advice, "hint", hint)
-        monkeypatch.setattr(advice, "untried", lambda *given: f"untried in {given[1]}")
-        monkeypatch.setattr(estimate, "_explain", lambda *_: done.append("explained"))
-        (monkeypatch.setenv if in_sweep else monkeypatch.delenv)(
-            *([SIMULATIONS, "x"] if in_sweep else [SIMULATIONS, False])
-        )
-        estimate.run(own, outcome, tmp_path, progress, advise)
-        assert outcome.estimate is None or 0 <= (outcome.estimate.seconds or -1) < 5
-        hinted = None if outcome.error is None else outcome.error.hint
-        return {"done": done, "warnings": outcome.warnings, "hint": hinted}
-
-    return run
-
-
-def test_an_estimate_advises_where_it_is_asked_to(ran, data_regression):
-    cases: dict[str, dict[str, Any]] = {
-        "fits": dict(verdict=FITS),
-        "on a cpu": dict(verdict=None),
-        "fits, explained": dict(verdict=FITS, explain=True),
-        "tight": dict(verdict=TIGHT),
-        "tight, without time": dict(verdict=TIGHT, hint_seconds=0),
-        "tight, not to be advised": dict(verdict=TIGHT, advise=False),
-        "tight, explained in a sweep": dict(verdict=TIGHT, in_sweep=True, explain=True),
-        "does not fit": dict(verdict=DOES_NOT_FIT),
-        "does not fit, explained": dict(verdict=DOES_NOT_FIT, explain=True),
-        "does not fit, without time": dict(verdict=DOES_NOT_FIT, hint_seconds=0),
-        "does not fit, not to be advised": dict(verdict=DOES_NOT_FIT, advise=False),
-        "does not fit in a sweep": dict(verdict=DOES_NOT_FIT, in_sweep=True),
-        "is interrupted": dict(verdict=DOES_NOT_FIT, interrupted=True),
-    }
-    found = {name: ran(**asked) for name, asked in cases.items()}
-    for seen in found.values():
-        seen["hint"] = seen["hint"] and seen["hint"].partition("; or search")[0]
-    data_regression.check(known(found))
 
 
 def test_an_estimate_that_cannot_be_made_is_refused(cfg, monkeypatch, tmp_path):

@@ -9,7 +9,6 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from known_values import known
 
 from legroom.jobs import failures, launch, post_mortem, supervise, training_run, worker
 from legroom.ranks.rank_info import RankInfo
@@ -89,30 +88,6 @@ def supervisor(job, monkeypatch):
     return supervisor
 
 
-WATCHED = {
-    "one ends well": ([dict(ends=1.0)], None),
-    "one ends late": ([dict(ends=9.0)], 2.0),
-    "at the deadline": ([dict(ends=2.0)], 2.0),
-    "behind the deadline": ([dict(ends=2.1)], 2.0),
-    "one of two fails": ([dict(ends=50.0), dict(ends=1.0, code=1)], None),
-    "one of two reports": ([dict(ends=50.0), dict(ends=50.0, sends=[(1.0, failed(1))])], None),
-    "the other ends meanwhile": ([dict(ends=2.0), dict(ends=1.0, code=1)], None),
-    "alone and failed": ([dict(ends=8.0, sends=[(1.0, failed(0))])], None),
-    "alone, of another": ([dict(ends=8.0, sends=[(1.0, failed(1, lost=True))])], None),
-    "both end well": ([dict(ends=3.0), dict(ends=1.0)], None),
-    "a closed pipe": ([dict(closes=1.0)], None),
-    "a closed pipe and an end": ([dict(closes=1.0, ends=2.0)], None),
-}
-
-
-def test_how_long_workers_are_watched(supervisor, data_regression):
-    found = {}
-    for name, (workers, deadline) in WATCHED.items():
-        made = supervisor(*workers)
-        found[name] = [made._watch(deadline), made.clock.now, [each.error.rank for each in made.failures]]
-    data_regression.check(known(found))
-
-
 @pytest.mark.parametrize("stop,phase,estimate,forward", list(itertools.product(
     (True, False), ("load", "train", "save", "eval"), (True, False), (True, False))))  # fmt: skip
 def test_a_request_to_stop_is_passed_on_once(supervisor, stop, phase, estimate, forward):
@@ -147,41 +122,6 @@ def test_what_becomes_of_each_message(supervisor):
     made._on_message = broken
     made._handle(PhaseStarted("eval", "evaluating"))
     assert made.phase == "eval"
-
-
-CONCLUDED = {
-    # reason, workers, to stop, the launcher is gone, listens, failures, processes that the kernel killed meanwhile
-    "well": ("exited", [dict(ends=0.0)], False, False, False, [], 0),
-    "killed": ("exited", [dict(ends=0.0, code=-9)], False, False, False, [], 0),
-    "killed for memory": ("exited", [dict(ends=0.0, code=-9)], False, False, False, [], 1),
-    "an error, and another was killed for memory": ("exited", [dict(ends=0.0, code=1)], False, False, False, [], 1),
-    "rank 1 died": ("exited", [dict(ends=50.0), dict(ends=0.0, code=7)], False, False, False, [], 0),
-    "stopped too early": ("exited", [dict(ends=0.0, code=-15)], True, False, False, [failed(1)], 0),
-    "killed by another": ("exited", [dict(ends=0.0, code=-15)], False, False, False, [], 0),
-    "interrupted": ("interrupted", [dict(), dict()], False, False, False, [], 0),
-    "interrupted and hung": ("interrupted", [dict(hangs=True)], False, False, False, [], 0),
-    "interrupted at once": ("interrupted", [], False, False, False, [], 0),
-    "too late": ("timeout", [dict(), dict(ends=0.0, code=3)], False, False, False, [], 0),
-    "too late and failed": ("timeout", [dict()], False, False, False, [failed(0, lost=True)], 0),
-    "lost its launcher": ("exited", [dict(ends=0.0, code=1)], False, True, False, [failed(0, lost=True)], 0),
-    "failed beside its launcher": ("exited", [dict(ends=0.0, code=1)], False, True, False, [failed(0)], 0),
-    "saves without its launcher": ("exited", [dict(ends=0.0, code=1)], False, True, True, [failed(0, lost=True)], 0),
-}
-
-
-def test_what_a_supervisor_concludes(supervisor, monkeypatch, data_regression):
-    found, left = {}, []
-    monkeypatch.setattr(post_mortem, "leave_record", lambda *given: left.append(given[1:]))
-    for name, (reason, workers, stop, gone, listens, reported, kills) in CONCLUDED.items():
-        made = supervisor(*workers)
-        made._stop.to_stop, made._stop.listens, made.failures = stop, listens, list(reported)
-        monkeypatch.setattr(supervise, "_launcher_is_gone", lambda gone=gone: gone)
-        monkeypatch.setattr(post_mortem, "kernel_kills", lambda kills=kills: 5 + kills)
-        made.conclude(reason, 5)
-        exit_, cause, _ = left.pop()
-        signals = [[int(number) for number in each.signals] for each in made.workers]
-        found[name] = [exit_, cause, signals, made.clock.now, all(each.closed for each in made.workers)]
-    data_regression.check(known(found))
 
 
 @pytest.mark.parametrize("reason,code,reported", list(itertools.product(

@@ -12,12 +12,10 @@ from types import SimpleNamespace
 import pytest
 from conftest import compose, small
 from fake_nvml_module import FakeNvml, gpu
-from known_values import known
 
 from legroom.config.target import Target
 from legroom.machine import cgroups, host, nvml, requirements, worker_environment
 from legroom.ranks.rank_info import RankInfo
-from legroom.third_party.hydra_refused_code_private import check
 
 # --- cards ---------------------------------------------------------------------------------------
 
@@ -32,16 +30,6 @@ CARDS = [
     ),
     {"nvmlDeviceGetUUID": "GPU-silent"},
 ]
-
-
-def test_every_fact_of_every_card(monkeypatch, data_regression):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*CARDS))
-    found = nvml.Nvml()
-    drivers = {"13.0": found.driver}
-    for version in (12040, 12080, 0, None):
-        monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(system={"nvmlSystemGetCudaDriverVersion": version}))
-        drivers[str(version)] = nvml.Nvml().driver
-    data_regression.check(known({"cards": found.cards(), "drivers": drivers}))
 
 
 def test_a_driver_that_is_broken_and_one_that_is_not_there(monkeypatch):
@@ -201,46 +189,6 @@ VARIABLES = (
 )  # fmt: skip
 
 
-def test_what_a_worker_is_told(monkeypatch, data_regression):
-    cards = [SimpleNamespace(uuid=f"GPU-{n}", memory_bytes=1, name="x", capability=(8, 0)) for n in range(3)]
-
-    def gpus():
-        return tuple(cards)
-
-    gpus.cache_clear = lambda: None
-    monkeypatch.setattr(host, "gpus", gpus)
-    monkeypatch.setattr(worker_environment, "_hub_answers", lambda: False)
-    monkeypatch.setitem(
-        sys.modules, "huggingface_hub", SimpleNamespace(constants=SimpleNamespace(HF_HUB_OFFLINE=False))
-    )
-    found = {}
-    plain = compose(*small()).cfg
-    two = RankInfo(1, 2, 1, 2, port=5)
-    for mode, on_gpu, recipe, rank in (
-        ("single", True, "trainer", RankInfo()),
-        ("single", False, "trainer", RankInfo()),
-        ("dp", True, "trainer", RankInfo()),
-        ("ddp", True, "trainer", two),
-        ("ddp", False, "trainer", two),
-        ("ddp", True, "estimate", RankInfo()),
-    ):
-        plain.parallelism.name, plain.recipe.name = mode, recipe
-        plain.target, plain.device = Target("cuda" if on_gpu else "cpu", None), "cuda" if on_gpu else "cpu"
-        with monkeypatch.context() as patch:
-            for name in (
-                *VARIABLES,
-                "WORLD_SIZE",
-                "LOCAL_WORLD_SIZE",
-                "MASTER_ADDR",
-                "MASTER_PORT",
-                "GLOO_SOCKET_IFNAME",
-            ):
-                patch.setenv(name, "former")
-            worker_environment.prepare(plain, rank)
-            found[f"{mode} {plain.device} {recipe}"] = {name: os.environ.get(name) for name in VARIABLES}
-    data_regression.check(known(found))
-
-
 @pytest.fixture(scope="module")
 def llama():
     return compose(*small("model=llama_tiny")).cfg
@@ -298,75 +246,3 @@ def test_a_limit_of_memory_on_a_gpu_is_a_share_of_it(monkeypatch, limit, share):
 
 
 # --- code in a configuration ---------------------------------------------------------------------
-
-LAUNCHER = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
-OUTSIDE = {"job": {"env_set": {}, "env_copy": []}, "launcher": {}, "sweeper": {}, "job_logging": {}}
-LOG = "${hydra.runtime.output_dir}/${hydra.job.name}.log"
-
-
-def node(**sections):
-    from omegaconf import OmegaConf
-
-    made = copy.deepcopy(OUTSIDE)
-    made |= {"hydra_logging": {}, "callbacks": None, "runtime": {"output_dir": "here"}}
-    made["job"]["name"] = "train"
-    for key, value in sections.items():
-        *path, last = key.split("__")
-        inner = made
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return OmegaConf.create({"hydra": made, "other": "x"})
-
-
-CODE = {
-    "nothing": {},
-    "a callback": {"callbacks": {"x": {"_target_": "os.system"}}},
-    "an empty callback": {"callbacks": {}},
-    "a launcher": {"launcher___target_": LAUNCHER},
-    "another launcher": {"launcher___target_": "os.system"},
-    "a launcher inside": {"launcher__inner___target_": LAUNCHER},
-    "an interpolated launcher": {"launcher___target_": "${other}"},
-    "a sampler": {"sweeper__sampler___target_": "optuna.samplers.TPESampler"},
-    "a sampler of a module": {"sweeper__sampler___target_": "optuna.samplers.nsgaii.Crossover"},
-    "a module": {"sweeper__sampler___target_": "optuna.samplers.os.System"},
-    "a function of samplers": {"sweeper__sampler___target_": "optuna.samplers.system"},
-    "a sampler elsewhere": {"sweeper__other___target_": "optuna.samplers.TPESampler"},
-    "a search space": {"sweeper__custom_search_space": "module.function"},
-    "no search space": {"sweeper__custom_search_space": None},
-    "a parameter of hydra": {"sweeper__params": {"hydra.launcher.setup": "x"}},
-    "an added parameter of hydra": {"sweeper__params": {"+hydra/launcher": "x"}},
-    "a parameter": {"sweeper__params": {"train.seed": "1,2"}},
-    "a name of two lines": {"launcher__name": "a\nb"},
-    "a name": {"launcher__name": "a b"},
-    "a number": {"launcher__gpus": 2},
-    "a handler": {"job_logging__handlers": {"a": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}}},
-    "another handler": {"job_logging__handlers": {"a": {"class": "os.system"}}},
-    "another stream": {"job_logging__handlers": {"a": {"stream": "ext://os.system"}}},
-    "a stream of the configuration": {"job_logging__handlers": {"a": {"stream": "cfg://x"}}},
-    "a factory": {"hydra_logging__handlers": {"a": {"()": "os.system"}}},
-    "the log": {"job_logging__handlers": {"a": {"filename": LOG}}},
-    "another file": {"job_logging__handlers": {"a": {"filename": "x.py"}}},
-    "an interpolated level": {"job_logging__root": {"level": "${other}"}},
-    "handlers in a list": {"job_logging__root": {"handlers": ["a", "ext://os.system"]}},
-    "variables": {"job__env_set": {"A": "1"}},
-    "copied variables": {"job__env_set": {"A": "1"}, "job__env_copy": ["A"]},
-    "a shell's line": {"launcher__setup": ["rm"]},
-    "no shell's line": {"launcher__setup": []},
-}
-TYPED = {"variables": "+hydra.job.env_set.A=1", "a shell's line": "hydra.launcher.setup=[rm]"}
-
-
-def test_what_a_configuration_may_name(data_regression):
-    from hydra.errors import HydraException
-
-    found = {}
-    for name, sections in CODE.items():
-        for typed in ([], *([[TYPED[name]]] if name in TYPED else []), ["other=1"] if name in TYPED else []):
-            try:
-                check(node(**sections), typed)
-                said = "allowed"
-            except HydraException as error:
-                said = str(error).partition(" could run")[0]
-            found[f"{name} {' '.join(typed)}"] = said
-    data_regression.check(found)

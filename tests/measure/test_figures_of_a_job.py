@@ -10,7 +10,6 @@ import psutil
 import pytest
 import torch
 from conftest import compose
-from support.known_values import known
 
 from legroom.errors import Refusal
 from legroom.machine import host, nvml
@@ -224,16 +223,3 @@ def test_the_utilization_is_of_all_gpus_and_of_the_measured_tokens(monkeypatch, 
 def test_where_one_ranks_operations_have_no_formula_there_is_no_figure(monkeypatch):
     monkeypatch.setattr(collectives, "all_gather", lambda own: [own, None])
     assert counted(monkeypatch)[0].speed.model_flops_per_step is None
-
-
-def test_the_rank_of_the_highest_peak_is_the_records(data_regression):
-    memory = Memory()
-    ranks = [
-        dict(peak_allocated_bytes=None, peak_tensor_bytes=9, parameters_bytes=1, peak_phase="forward"),
-        dict(peak_allocated_bytes=None, peak_tensor_bytes=12, parameters_bytes=2, peak_phase="step"),
-        dict(peak_allocated_bytes=10, peak_tensor_bytes=50, parameters_bytes=None, peak_phase="backward"),
-        dict(peak_allocated_bytes=None, peak_tensor_bytes=None, parameters_bytes=3, peak_phase=None),
-    ]
-    memory.per_rank = [{"rank": number, "parameter_count": 5, **each} for number, each in enumerate(ranks)]
-    memory_breakdown.take_largest(memory)
-    data_regression.check(known({key: value for key, value in vars(memory).items() if key != "per_rank"}))

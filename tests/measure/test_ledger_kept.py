@@ -80,61 +80,6 @@ def kept(ledger: MemoryLedger) -> dict[str, Any]:
     return known({"lines": lines(ledger), **ledger.parts(), "model_flops": ledger.model_flops})
 
 
-@pytest.mark.parametrize("name", ["plain", "recomputed", "autocast", "in the backward pass"])
-def test_a_step_is_the_kept_one(data_regression, name):
-    model = Net(recomputes=name == "recomputed")
-    optimizer: Any = adam(model)
-    precision = torch.bfloat16 if name == "autocast" else None
-    if name == "in the backward pass":
-        single = {one: torch.optim.SGD([one], momentum=0.9) for one in model.parameters() if one.requires_grad}
-
-        def update(weight: torch.Tensor) -> None:
-            with outside_autograd.updating(weight):
-                optimizer.inner[weight].step()
-            weight.grad = None
-
-        optimizer = torch.optim.SGD([next(iter(single))], momentum=0.9)
-        optimizer.inner = single
-        optimizer.step = lambda: None
-        for weight in single:
-            weight.register_post_accumulate_grad_hook(update)
-    step(model, optimizer, precision)
-    with MemoryLedger(model, optimizer, "cpu", record_origins=True) as ledger:
-        step(model, optimizer, precision)
-    data_regression.check(kept(ledger))
-
-
-def test_what_a_lever_keeps_is_an_activation(data_regression):
-    """A result that autograd does not save, and the batch, which was there before."""
-    model = Net()
-    optimizer = adam(model)
-    batch, held = torch.ones(3, 4), []
-
-    def work():
-        held.append(batch * 2)
-        for tensor in (batch, held[-1]):
-            outside_autograd.keeps(tensor)
-        step(model, optimizer)
-
-    work()
-    with MemoryLedger(model, optimizer, "cpu") as ledger:
-        work()
-    assert [entry.kind for entry, sign in ledger.log.events if entry.bytes == 48 and sign > 0].count(OTHER) > 0
-    data_regression.check(kept(ledger))
-
-
-def test_with_a_log_that_goes_on_each_step_is_its_own(data_regression):
-    model = Net()
-    optimizer, log = adam(model), StorageLog("cpu")
-    starts, ledger = [], None
-    for _ in range(2):
-        with MemoryLedger(model, optimizer, "cpu", log=log) as ledger:
-            step(model, optimizer)
-        starts.append(log.step_start)
-    assert ledger is not None and ledger.log is log and starts[0] == 0 < starts[1]
-    data_regression.check(known(ledger.parts()))
-
-
 def test_gloos_copies_of_what_is_scattered_are_seen_for_a_moment():
     """On a CPU alone: whatever the next operation takes."""
     scatter = torch.ops.c10d._reduce_scatter_base_.default

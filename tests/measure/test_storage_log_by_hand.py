@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.known_values import known
 
 from legroom.measure import timeline as timelines
 from legroom.measure.memory_attribution import KINDS, OTHER, PARAMETER
@@ -121,20 +120,6 @@ def test_the_peak_is_the_first_moment_of_most_bytes_in_the_last_step(signs, star
     assert log.peak_index() == peak
 
 
-def story() -> StorageLog:
-    """A step before; then one of three phases, whose optimizer also steps inside of the backward pass."""
-    weight, early, batch = entry(100, True, "parameters"), entry(7), entry(10, True)
-    a, b, c = entry(30, kind="activations"), entry(20, kind="activations"), entry(3)
-    back, between, again = (
-        entry(size, phase=phase) for size, phase in ((15, "backward"), (2, "step"), (4, "backward"))
-    )
-    gradient = entry(16, kind="gradients", phase="backward")
-    last, noticed = entry(6, phase="step"), entry(1, True, phase="step")
-    events = [(weight, 1), (early, 1), (early, -1), (batch, 1), (a, 1), (b, 1), (c, 1), (c, -1), (back, 1), (b, -1)]
-    events += [(gradient, 1), (between, 1), (between, -1), (again, 1), (a, -1), (again, -1), (back, -1), (noticed, 1)]
-    return made_up(*events, (last, 1), (last, -1), (gradient, -1), start=3)
-
-
 class Named:
     """In the place of TensorOrigins."""
 
@@ -148,15 +133,6 @@ class Named:
 def drawn(log: StorageLog, most: int) -> dict[str, Any]:
     origins: Any = Named(log)
     return timeline(log, origins, most)
-
-
-@pytest.mark.parametrize("points", [1000, 3])
-@pytest.mark.parametrize("most", [0, 3, 10])
-def test_a_timeline_is_the_kept_one(data_regression, monkeypatch, most, points):
-    """points: the most at which the sums of what is not listed stand."""
-    monkeypatch.setattr(timelines, "MOST_POINTS", points)
-    log = story()
-    data_regression.check(known(drawn(log, most)))
 
 
 def test_the_timeline_of_a_step_without_events_is_one_moment():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from made_up_records import job
 
-from legroom import invocation
-from legroom.machine import host
 from legroom.records import model_card
 from legroom.records.record import Evaluation, Model, Record, Training
 
@@ -57,21 +55,6 @@ CARDS = {
     "answers": (made("BertForQuestionAnswering", *HUB, "data.task=question_answering", exact_match=0.5, f1=0.6), 7),
     "answers, adapter": (made("BertForQuestionAnswering", *ADAPTER, *HUB, "data.task=question_answering"), 7),
 }
-
-
-@pytest.mark.parametrize("name", CARDS)
-def test_the_card_of_a_model_is_as_it_was(name, file_regression, monkeypatch, tmp_path):
-    outcome, rows = CARDS[name]
-    monkeypatch.setattr(host, "version", lambda package: "0.18" if package == "peft" else None)
-    monkeypatch.setattr(model_card, "VERSION", "0.1")
-    monkeypatch.setenv(invocation.VARIABLE, "/home/somebody/python /home/somebody/checkout/")  # no part of a card
-    monkeypatch.chdir(tmp_path)
-    parts = [model_card.text(outcome, rows)]
-    with_ends = model_card.text(outcome, rows, says_ends=True)
-    if with_ends != parts[0]:
-        parts.append(f"--- with ends of its own\n{with_ends}")
-    used = model_card.usage(outcome, "a run's folder", "legroom chat")
-    file_regression.check("\n".join([*parts, f"--- used by\n{used}\n"]), extension=".md")
 
 
 def test_a_card_says_the_ends_where_the_adapter_has_them(tmp_path):

@@ -12,32 +12,12 @@ import pytest
 from known_values import known
 from made_up_records import job
 
-from legroom.records import atomic_file, messages, record, record_file, regular_file, run_folder, step_file, validate
+from legroom.records import atomic_file, messages, record, record_file, regular_file, run_folder, step_file
 from legroom.records.messages import PhaseAdvanced, PhaseStarted, Progress, WarningRaised
 from legroom.records.printable import printable
-from legroom.records.record import Estimate, Evaluation, Memory, Operations
+from legroom.records.record import Estimate, Memory, Operations
 
 # --- words -----------------------------------------------------------------------------------------
-
-SCORES = {
-    "accuracy": dict(accuracy=0.875),
-    "accuracy of one answer": dict(accuracy=0.875, most_frequent_share=0.75),
-    "a share alone": dict(most_frequent_share=0.75, perplexity=2.0),
-    "zero": dict(accuracy=0.0, f1=0.0, exact_match=0.0, pearson=0.0, most_frequent_share=0.0),
-    "all": dict(accuracy=0.5, f1=0.25, exact_match=0.125, pearson=-0.5, perplexity=3.0, most_frequent_share=0.4),
-    "correlation": dict(pearson=0.5),
-    "perplexity": dict(perplexity=2.345, loss=0.85),
-    "no score": dict(loss=0.85),
-    "just below what overflows": dict(loss=699.99),
-    "overflows": dict(loss=700.0),
-    "the squared error of one large number": dict(loss=2.9e18),
-    "no loss": dict(),
-    "loss of nothing": dict(loss=0.0),
-}
-
-
-def test_the_scores_of_an_evaluation_are_worded(data_regression):
-    data_regression.check({name: record.quality(Evaluation(4, **scores)) for name, scores in SCORES.items()})
 
 
 @pytest.mark.parametrize(
@@ -121,11 +101,6 @@ KINDS: list[Any] = [
     list[float | None],
 ]
 KINDS += [dict[str, int], dict[str, float], list[list[float]], dict[str, dict]]
-
-
-def test_what_type_a_value_of_json_has(data_regression):
-    found = {str(kind): [repr(value) for value in VALUES if validate.has_type(value, kind)] for kind in KINDS}
-    data_regression.check(found)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
-from known_values import known
 from made_up_records import OOM, job
 from made_up_tables import numbered, predicted
 
@@ -17,18 +13,6 @@ from legroom.report.predicted import Interval
 from legroom.report.rows import Spread
 
 # --- numbers ---------------------------------------------------------------------------------------
-
-NUMBERS = [0, 0.0783, -9.313, 1, 9.9996, 10, 99.994, 1000, 14949.4, 1e-7, -0.5]
-
-
-def test_numbers_have_so_many_digits(data_regression):
-    found = {f"{value:g}": [tables.number(value), tables.number(value, 3)] for value in NUMBERS}
-    halves = [0.0, -1.0, 0.99, 0.096, 1.0, 4.13, 9.96, 10, 12.5, 99.4, 327.4, 999.0, 123456.0, 0.00123]
-    found["two digits"] = [intervals.two_digits(value) for value in halves]
-    found["interval"] = [intervals.interval_text(Interval(0.3274, 0.262, 0.6849), unit) for unit in (1, 1e-3)]
-    spreads = [None, Spread(2, 2, 2), Spread(2, 1, 2), Spread(2, 2, 3), Spread(0, 0, 0)]
-    found["spread"] = [tables.spread_text(spread, unit) for spread in spreads for unit in (1, 4)]
-    data_regression.check(found)
 
 
 @pytest.mark.parametrize(
@@ -232,128 +216,6 @@ def test_versions_that_a_sweep_mixes_are_named_with_all_values():
 
 # --- labels ----------------------------------------------------------------------------------------
 
-FACTS: dict[str, list[dict[str, str]]] = {
-    "nothing differs": [{"model": "a", "optim": "b"}] * 2,
-    "nothing differs between programs": [{"model": "a", "program": "b"}] * 2,
-    "a program and a run": [{"model": "a", "program": "b"}, {"model": "a"}],
-    "an option": [{"optim": "a"}, {"optim": "b"}],
-    "a key of one option": [{"optim": "a", "optim.x": "1"}, {"optim": "a", "optim.x": "2"}],
-    "a key that follows from its option": [{"optim": "a", "optim.x": "1"}, {"optim": "b", "optim.x": "2"}],
-    "an experiment says it": [{"experiment": "a", "optim": "x"}, {"experiment": "b", "optim": "y"}],
-    "within an experiment": [{"experiment": "a", "optim": "x"}, {"experiment": "a", "optim": "y"}],
-    "devices": [{"device": "cpu", "device_name": "x"}, {"device": "cuda", "device_name": "y"}],
-    "names of devices": [{"device": "cuda", "device_name": "x"}, {"device": "cuda", "device_name": "y"}],
-    "names of the cards of estimates": [{"gpu": "x", "device_name": "x"}, {"gpu": "y", "device_name": "y"}],
-    "versions alone": [
-        {"optim": "a", "torch": "1", "git_revision": "x"},
-        {"optim": "a", "torch": "2", "git_revision": "y"},
-    ],
-    "versions beside another key": [{"optim": "a", "torch": "1"}, {"optim": "b", "torch": "2"}],
-    "a revision beside a version": [{"torch": "1", "git_revision": "x"}, {"torch": "2", "git_revision": "x"}],
-    "learning rates": [{"model": "a", "train.learning_rate": "1"}, {"model": "a", "train.learning_rate": "2"}],
-    "learning rates of models": [
-        {"model": "a", "train.learning_rate": "1"},
-        {"model": "b", "train.learning_rate": "2"},
-    ],
-    "learning rates of weights": [
-        {"model.pretrained": "a", "train.learning_rate": "1"},
-        {"model.pretrained": "b", "train.learning_rate": "2"},
-    ],
-    "learning rates not resolved": [
-        {"model": "a", "train.learning_rate": "1", "optim": "x"},
-        {"model": "a", "train.learning_rate": "null", "optim": "y"},
-    ],
-    "attention not resolved": [{"model": "a", "model.attention": "auto"}, {"model": "a", "model.attention": "sdpa"}],
-    "tokenizers of models": [{"model": "a", "data.tokenizer": "x"}, {"model": "b", "data.tokenizer": "y"}],
-    "tokenizers of weights": [
-        {"model.pretrained": "a", "data.tokenizer": "x"},
-        {"model.pretrained": "b", "data.tokenizer": "y"},
-    ],
-    "tokenizers of data": [{"data": "a", "data.tokenizer": "x"}, {"data": "b", "data.tokenizer": "y"}],
-    "tokenizers": [{"data": "a", "data.tokenizer": "x"}, {"data": "a", "data.tokenizer": "y"}],
-    "replicas of processes": [
-        {"parallelism": "a", "parallelism.num_processes": "2", "parallelism.replicas": "2"},
-        {"parallelism": "a", "parallelism.num_processes": "4", "parallelism.replicas": "4"},
-    ],
-    "replicas": [
-        {"parallelism": "a", "optim": "x", "parallelism.replicas": "2"},
-        {"parallelism": "a", "optim": "y", "parallelism.replicas": "4"},
-    ],
-    "steps of an effective batch": [
-        {"batch.effective": "8", "batch.per_device": "2", "accumulation.steps": "4"},
-        {"batch.effective": "8", "batch.per_device": "4", "accumulation.steps": "2"},
-    ],
-    "steps of ranks": [
-        {"batch.effective": "8", "parallelism": "a", "accumulation.steps": "4"},
-        {"batch.effective": "8", "parallelism": "b", "accumulation.steps": "2"},
-    ],
-    "steps of an effective batch and no other key": [
-        {"batch.effective": "8", "optim": "x", "accumulation.steps": "4"},
-        {"batch.effective": "8", "optim": "y", "accumulation.steps": "2"},
-    ],
-    "steps without an effective batch": [
-        {"batch.effective": "null", "batch.per_device": "2", "accumulation.steps": "4"},
-        {"batch.effective": "null", "batch.per_device": "4", "accumulation.steps": "2"},
-    ],
-    "a key that one lacks": [{"optim": "a", "optim.x": "1"}, {"optim": "a"}, {"optim": "b"}],
-    "null of an option that uses it": [{"optim": "a", "optim.x": "1"}, {"optim": "a", "optim.x": "null"}],
-    "null of an option that does not": [
-        {"optim": "a", "optim.x": "1"},
-        {"optim": "a", "optim.x": "2"},
-        {"optim": "b", "optim.x": "null"},
-    ],
-    "null of no menu": [{"train.x": "1"}, {"train.x": "null"}],
-    "null of a menu": [{"resume": "null"}, {"resume": "latest"}],
-    "an experiment and none": [{"experiment": "a"}, {"experiment": "null"}],
-}
-
-
-def test_what_jobs_differ_in_is_their_label(data_regression):
-    found = {}
-    for name, jobs in FACTS.items():
-        keys = labels.label_keys(jobs)
-        used = {(each.get(key.split(".")[0]), key) for each in jobs for key in each if each[key] != "null"}
-        found[name] = {"keys": keys, "labels": [labels.label_of(each, keys, used) for each in jobs]}
-    data_regression.check(found)
-
-
-def described(status="ok", **changes) -> dict[str, str]:
-    """The facts of a record of few values."""
-    found = job(status=status, device_name="A card")
-    found.config = {
-        "model": {"name": "bert", "attention": "auto", "layers": None},
-        "optim": {"name": "sgd", "beta": None},
-        "tracker": {"name": "wandb", "project": "x"},
-        "train": {"seed": 1, "epochs": 2},
-        "experiment": {"note": "mine"},
-        "launch": {"memory_limit_gib": 8, "timeout_seconds": 5},
-        "compile": True,
-    }
-    for key, value in changes.items():
-        setattr(found, key, value)
-    return labels.facts(found)
-
-
-def test_the_facts_of_a_record_are_what_jobs_may_differ_in(data_regression):
-    from legroom.records.record import Model, Program
-
-    pretrained = {"model": {"name": "bert", "pretrained": "some/base", "attention": "sdpa", "layers": 3}}
-    cases: dict[str, dict[str, Any]] = {
-        "a run": {},
-        "a run of known attention": {"model": Model("bert", "X", "flash")},
-        "a refusal": {"status": "refused"},
-        "a program": {"program": Program("a.py", "a.py --x", [], 1, "script")},
-        "weights": {"config": pretrained, "model": Model("bert", "X", "flash")},
-        "experiments": {
-            "overrides": ["+experiment/guide=vanilla", "++experiment=b", "experiments=c", "x+experiment=d"]
-        },
-        "no environment": {"environment": {}},
-        "hostile": {"environment": {"device_name": "a\x1bb", "device": 1}, "config": {"\x1b": {"\n": "\t"}}},
-    }
-    found = {name: described(**changes) for name, changes in cases.items()}
-    found["weights"] = {key: value for key, value in found["weights"].items() if value != "null"}
-    data_regression.check(known(found))
-
 
 @pytest.mark.parametrize(
     "one, other, text",
@@ -407,20 +269,6 @@ def test_jobs_are_sorted_by_number_start_and_label_in_turn():
 
 
 # --- rows ------------------------------------------------------------------------------------------
-
-
-def test_which_memory_a_table_shows(data_regression):
-    """That which all have; else that which most have."""
-    kinds = ("device_used_bytes", "peak_reserved_bytes", "peak_tensor_bytes")
-    having = {}
-    for has in itertools.product((0, 1), repeat=3):
-        record = job()
-        for kind, there in zip(kinds, has):
-            setattr(record.memory, kind, 100 if there else None)
-        having["".join(map(str, has))] = rows.Row({}, [record], {})
-    pairs = itertools.product(having, repeat=2)
-    found = {f"{one} {other}": rows._memory_kind([having[one], having[other]]) for one, other in pairs}
-    data_regression.check(found)
 
 
 @pytest.mark.parametrize(

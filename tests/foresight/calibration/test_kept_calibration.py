@@ -3,98 +3,20 @@ up; as kept values."""
 
 from __future__ import annotations
 
-import contextlib
 import types
-from typing import Any
 
 import pytest
 import torch
-from support.known_values import known
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom import config
 from legroom.errors import Refusal
 from legroom.foresight.calibration import gpu_benchmarks
-from legroom.foresight.speed import calibrated
-from legroom.machine import gpu_specs, host, nvml
-from legroom.units import MIB
+from legroom.machine import gpu_specs, host
 
 
 def device(option: str = "a100_80gb") -> config.Gpu:
     return config.from_dict(gpu_specs.options()[option], config.Gpu)
-
-
-class OnMeta(TorchFunctionMode):
-    """What is made on the GPU is made without data."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") == "cuda":
-            kwargs["device"] = "meta"
-        return func(*args, **kwargs)
-
-
-class Seen(TorchDispatchMode):
-    """Writes down the operations with the shapes of their tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        shapes = [f"{list(one.shape)} {one.dtype}" for one in args if isinstance(one, torch.Tensor)]
-        self.lines.append(f"{func.overloadpacket.__name__} {' '.join(shapes)}")
-        return result
-
-
-@pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """measured(card, seconds) -> (rates, what was shown, operations that were timed): every call takes `seconds`."""
-    monkeypatch.setenv(calibrated.FOLDER, str(tmp_path))
-
-    def measure(option: str, seconds: float):
-        gpu, timed, shown = device(option), [], []
-        card = host.Gpu("GPU-0", gpu.device_name, gpu.memory_bytes, (8, 0))
-        used = iter([1000 * MIB, 1500 * MIB])
-
-        def seconds_of(call: Any) -> float:
-            with Seen() as seen:
-                call()
-            timed.append([f"{torch.backends.cuda.matmul.allow_tf32}", *seen.lines])
-            return seconds
-
-        cuda = types.SimpleNamespace(
-            synchronize=lambda: None,
-            memory_reserved=lambda: 20 * MIB,
-            CUDAGraph=lambda: types.SimpleNamespace(replay=lambda: None),
-            graph=lambda _: contextlib.nullcontext(),
-        )
-        with monkeypatch.context() as patch, OnMeta():
-            patch.setattr(host, "gpus", lambda: (card,))
-            patch.setattr(nvml, "used_bytes", lambda uuid: next(used))
-            patch.setattr(gpu_benchmarks, "seconds_of", seconds_of)
-            patch.setattr(gpu_benchmarks, "call_seconds", lambda: {"forward": 1e-5})
-            for name, value in vars(cuda).items():
-                patch.setattr(torch.cuda, name, value)
-            return gpu_benchmarks.measure(shown.append), shown, timed
-
-    return measure
-
-
-@pytest.mark.parametrize("option, seconds", [("a100_80gb", 0.004), ("t4_16gb", 0.04)])
-def test_a_calibration_runs_large_operations_and_takes_their_share_of_the_sheet(
-    option, seconds, measured, data_regression
-):
-    rates, shown, timed = measured(option, seconds)
-    (attention,) = [lines for lines in timed if any("backward" in line for line in lines)]
-    assert sum("[4, 16, 4096, 64]" in line for line in attention) > 2
-    operations = [lines for lines in timed if lines is not attention]
-    kept = {"context_bytes": rates.context_bytes, "efficiencies": rates.efficiencies}
-    data_regression.check(known(kept | {"shown": shown, "timed": operations}))
-    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_a_card_without_figures_is_refused(monkeypatch):

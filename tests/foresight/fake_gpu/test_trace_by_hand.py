@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.known_values import known
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.foresight.fake_gpu import replicas
@@ -54,19 +53,6 @@ def story() -> OpTrace:
     return trace
 
 
-@pytest.mark.parametrize("repeats", [1, 2, 3])
-def test_requests_of_steps_that_repeat_are_the_kept_ones(data_regression, repeats):
-    data_regression.check([[*each] for each in story().allocator_events(repeats)])
-
-
-def test_requests_of_steps_in_another_order_are_the_kept_ones(data_regression):
-    found = {
-        " ".join(map(str, order)): [[*each] for each in story().allocator_events_of([4, 11], order)]
-        for order in ([0], [0, 1], [0, 1, 1], [0, 0, 1])
-    }
-    data_regression.check(found)
-
-
 def test_paged_states_are_outside_of_the_allocator():
     assert story().paged_bytes == 50
 
@@ -96,61 +82,6 @@ def test_micro_batches_that_were_not_run_count_as_one_that_was(passes):
 
 
 # --- on the fake device ----------------------------------------------------------------------------
-
-
-class Attends(torch.nn.Module):
-    """A product, and attention over it."""
-
-    def __init__(self):
-        super().__init__()
-        self.project = torch.nn.Linear(8, 8, bias=False)
-
-    def forward(self, x):
-        made = self.project(x).unsqueeze(1)
-        return torch.nn.functional.scaled_dot_product_attention(made, made, made).sum()
-
-
-def at_work(trace: OpTrace, workspace: Workspace) -> str:
-    """Of a workspace: its bytes, until when it is kept, and before which allocation it is made."""
-    following, sign = ([*trace.log.events, (entry(0), 0)])[workspace.index]
-    kept = "kept" if workspace.kept else "passing"
-    return f"{workspace.bytes} {kept}, before {sign * following.bytes:+} of {following.phase}"
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_the_workspaces_of_steps_are_the_kept_ones(data_regression, capability):
-    with FakeDevice(capability) as fake:
-        model = Attends().to(fake.device, torch.bfloat16)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trace = OpTrace(fake, model, optimizer, record_origins=True)
-        model.project.weight.grad = None
-        x = torch.empty(2, 16, 8, device=fake.device, dtype=torch.bfloat16)
-        found: dict[str, Any] = {}
-        for name in ("first", "second"):
-            with trace:
-                for _ in range(2):
-                    model(x).backward()
-                trace.hold(torch.empty(500, device=fake.device))
-                trace.emptied()
-                optimizer.step()
-                optimizer.zero_grad()
-            found[name] = {
-                "workspaces": [at_work(trace, each) for each in trace.workspaces],
-                "phases": [*trace.step_tally(2).calls],
-                "flops": trace.ledger.model_flops,
-                "passes": len(trace.passes),
-                "largest": known(trace.ledger.parts()["largest_bytes"]),
-            }
-        going_on = OpTrace(fake, model, optimizer, before=trace)
-        assert going_on.log is trace.log and going_on.workspaces is trace.workspaces
-        count = len(trace.workspaces)
-        with going_on:
-            model.project(x)
-        assert len(going_on.workspaces) == count, "the handle of this thread is there"
-        assert len(going_on.passes) == 0 and not model._forward_pre_hooks
-    places = trace.step_tally(2).places
-    assert {module for counts in places.values() for module, _ in counts} >= {"project", ""}
-    data_regression.check(found)
 
 
 def test_a_losss_mean_has_a_workspace_of_its_elements_and_a_sum_of_the_gradients_none():

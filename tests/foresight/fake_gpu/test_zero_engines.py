@@ -9,20 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.known_values import known
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom.foresight.fake_gpu import zero_flat, zero_gathers, zero_offload, zero_ranks, zero_shards, zero_steps
-from legroom.foresight.fake_gpu.device import FakeDevice
-from legroom.foresight.fake_gpu.op_trace import OpTrace
-from legroom.third_party.torch_private import op_name
+from legroom.foresight.fake_gpu import zero_flat, zero_gathers, zero_offload, zero_shards, zero_steps
 
 ENGINES = (zero_flat, zero_gathers, zero_offload, zero_shards, zero_steps)
 VIEWS = {"t", "view", "detach", "slice", "split", "split_with_sizes", "expand", "as_strided", "transpose", "alias"}
 VIEWS |= {"_unsafe_view", "unsqueeze", "select", "_reshape_alias", "is_pinned", "_local_scalar_dense"}
 VIEWS |= {"empty", "_record_function_enter_new", "_record_function_exit"}  # the batch, and what a profiler sees
-GPU = FakeDevice((8, 0))
 
 
 class Net(nn.Module):
@@ -228,134 +222,4 @@ def test_parts_that_are_stepped_on_together_have_so_many_elements(monkeypatch):
         assert [[weight.numel() for weight in group] for group in found] == sizes
 
 
-class Layers(nn.Module):
-    """Four weights of 4, 8, 12 and 16 elements, the third of which two modules have."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = None
-        self.layers = nn.ModuleList([nn.Linear(1, size, bias=False) for size in (4, 8, 12, 16)])
-        self.tied = nn.Linear(1, 12, bias=False)
-        third: Any = self.layers[2]
-        self.tied.weight = third.weight
-
-
-def course(ahead: int, live: int) -> list[str]:
-    """Two passes of a network on one of two ranks, the second ended early; then the next."""
-    model = Layers()
-    shapes: dict[torch.Tensor, torch.Size] = {weight: weight.shape for weight in model.parameters()}
-    for weight in shapes:
-        weight.ds_tensor = weight.data.view(-1)[: weight.numel() // 2].clone()  # type: ignore[attr-defined]
-        weight.ds_persist = weight.numel() == 4  # type: ignore[attr-defined]
-        weight.data = torch.empty(0)
-    keeper = zero_gathers.Coordinator(shapes, 2, ahead, live)
-    first, second, third, fourth = model.layers
-    order = (first, second, third, model.tied, fourth, second)
-    lines = []
-
-    def note(what: str) -> None:
-        numbers = [sorted(shapes[weight].numel() for weight in which) for which in (keeper.whole, keeper.flying)]
-        lines.append(f"{what}: whole {numbers[0]} flying {numbers[1]} available {keeper.available} step {keeper.step}")
-
-    for passes, length in enumerate((6, 3, 6)):
-        keeper.begin_pass()
-        note(f"pass {passes}")
-        for module in order[:length]:
-            keeper.fetch(module)
-            note("fetched")
-            assert all(weight.shape == shapes[weight] for weight in module.parameters())
-            keeper.release(module)
-            note("released")
-    return lines
-
-
-def test_what_is_whole_and_on_its_way_is_the_kept_course(data_regression, monkeypatch):
-    monkeypatch.setattr(zero_gathers, "dist", SimpleNamespace(all_gather_into_tensor=lambda into, own: None))
-    limits = [(0, 100), (1, 100), (13, 25), (13, 0), (12, 100), (100, 36), (100, 100)]
-    data_regression.check({f"{ahead} ahead, {live} live": course(ahead, live) for ahead, live in limits})
-
-
 # --- what runs, in its order -----------------------------------------------------------------------
-
-
-class Recorded(TorchDispatchMode):
-    """A line for each operation that is no view, and for what is sent. A tensor: its shape, with "host" if it is."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if op_name(func) not in VIEWS:
-            self.note(op_name(func), *args)
-        return func(*args, **kwargs or {})
-
-    def note(self, name: str, *args: Any) -> None:
-        self.lines.append(" ".join([name, *filter(None, map(shown, args))]))
-
-
-class Sent:
-    """In the place of torch.distributed: a line for each call."""
-
-    def __init__(self, recorded: Recorded):
-        self.recorded = recorded
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *tensors: self.recorded.note(f"--> {name}", *tensors)
-
-
-def shown(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"({'x'.join(map(str, value.shape))}{' host' if value.is_cpu else ''})"
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(shown, value)) if any(isinstance(one, torch.Tensor) for one in value) else str([*value])
-    return f"{value:g}" if isinstance(value, (int, float)) else ""
-
-
-def rank_on_gpu(monkeypatch, twice=False, micros=2, width=6, first=False, **more) -> dict[str, Any]:
-    """Two steps of an engine on the fake GPU: the lines of the second, and the bytes of its ledger; or of the first."""
-    made = Recorded()
-    for module in ENGINES:
-        if hasattr(module, "dist"):
-            monkeypatch.setattr(module, "dist", Sent(made))
-    with GPU as fake:
-        model = Net(twice, width).to(fake.device)
-        loop = loop_of(model, torch.optim.SGD)
-        notes = zero_ranks.attach(settings(**more), loop)
-        trace = OpTrace(fake, model, loop.optimizer)
-        for _ in range(1 if first else 2):
-            made.lines.clear()
-            with trace, made:
-                for micro in range(micros):
-                    loop.accelerator.sync_gradients = micro == micros - 1
-                    made.note("FORWARD")
-                    loss = model(torch.empty(3, 6, device=fake.device)).sum()
-                    made.note("BACKWARD")
-                    loop.accelerator.backward(loss)
-                made.note("CLIP")
-                assert loop.accelerator.clip_grad_norm_(model.parameters(), 1.0) is None
-                made.note("STEP")
-                loop.optimizer.step()
-        return {"notes": notes, "lines": made.lines, **known(trace.ledger.parts())}
-
-
-CASES = {
-    "stage 1": {"ranks": 2, "stage": 1, "clip": 1.0},
-    "stage 1 with one micro-batch and no clipping": {"ranks": 2, "stage": 1, "micros": 1},
-    "stage 2 on the host, the first step": {"ranks": 2, "stage": 2, "offload": "optimizer", "first": True},
-    "stage 3, the first step": {"ranks": 2, "stage": 3, "first": True, "width": 4},
-    "stage 2 of 3 ranks with a small bucket": {"ranks": 3, "stage": 2, "width": 5},
-    "stage 2 of one rank": {"ranks": 1, "stage": 2, "clip": 0.5},
-    "stage 1 on the host": {"ranks": 2, "stage": 1, "offload": "optimizer"},
-    "stage 2 on the host": {"ranks": 3, "stage": 2, "offload": "optimizer", "clip": 1.0, "micros": 3},
-    "stage 3": {"ranks": 2, "stage": 3, "clip": 0.5, "micros": 1, "width": 5},
-    "stage 3 of 3 ranks, little live": {"ranks": 3, "stage": 3, "live": 110, "twice": True, "width": 3},
-    "stage 3 with few that stay": {"ranks": 2, "stage": 3, "width": 2, "micros": 3},
-    "stage 3 with states on the host": {"ranks": 2, "stage": 3, "offload": "optimizer", "width": 3},
-    "stage 3 of one rank on the host": {"ranks": 1, "stage": 3, "offload": "all", "width": 2, "twice": True},
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_step_is_the_kept_one(data_regression, monkeypatch, name):
-    data_regression.check(rank_on_gpu(monkeypatch, **CASES[name]))

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.known_values import known
 from torch import multiprocessing
 
 from legroom.errors import Refusal
@@ -24,12 +23,10 @@ from legroom.foresight.programs import (
     generated,
     isolation,
     longest_rows,
-    measure,
     measured,
     played_cuda,
     played_device,
     played_levers,
-    played_packages,
     played_processes,
     played_types,
     process,
@@ -41,7 +38,6 @@ from legroom.foresight.programs import (
 )
 from legroom.foresight.programs.command import Program
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
-from legroom.machine import host
 from legroom.measure import device_memory
 from legroom.records.record import Estimate, Record
 from legroom.units import MIB, PARTS
@@ -74,42 +70,6 @@ def flags(*alone: str, **values: Any) -> dict[str, Any]:
 
 # --- levers of a script -------------------------------------------------------------------------------------------
 
-ADAM, FUSED = ({"name": "AdamW", "plain": True, "fused": fused} for fused in (False, True))
-FACTS: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "a trainer": {"arguments": TRAINER},
-    "a trainer in bf16": {"arguments": TRAINER | {"bf16": True, "per_device_train_batch_size": 1}},
-    "a trainer in fp16": {"arguments": TRAINER | {"fp16": True, "gradient_checkpointing": True, "optim": "sgd"}},
-    "a fused trainer": {"arguments": TRAINER | {"optim": "adamw_torch_fused", "per_device_train_batch_size": 4}},
-    "a trainer that is typed": {"arguments": TRAINER, "typed": flags("bf16", **TRAINER)},
-    "a trainer of which a part is typed": {"arguments": TRAINER, "typed": flags(per_device_train_batch_size=6)},
-    "types and adapters": {"typed": flags("use_peft", dtype="float32", use_peft=False, load_in_4bit=False)},
-    "other types and adapters": {"typed": flags(dtype="bfloat16", use_peft=True)},
-    "an adapter without bits": {"typed": flags(use_peft=False)},
-    "an eager model": {"model": {"attention": "eager", "checkpointing": False}},
-    "a checkpointed model": {"model": {"attention": "sdpa", "checkpointing": True}},
-    "a model of another kind": {"model": {"attention": "eager", "checkpointing": None}},
-    "a typed attention": {"model": {"attention": "eager"}, "typed": flags(attn_implementation="eager")},
-    "an accelerator": {"accelerator": {"mixed_precision": "no"}, "typed": flags(mixed_precision="no")},
-    "an accelerator in bf16": {"accelerator": {"mixed_precision": "bf16"}},
-    "adam": {"optimizers": [{"name": "Lion", "plain": False, "fused": False}, ADAM, FUSED]},
-    "fused adam": {"optimizers": [FUSED], "typed": flags("use_8bit_adam", use_8bit_adam=False)},
-    "another optimizer": {"optimizers": [{"name": "Lion", "plain": False, "fused": False}]},
-}
-
-
-@pytest.mark.parametrize("card, has", [("rtx4090_24gb", True), ("t4_16gb", False)])
-def test_the_levers_of_a_script(monkeypatch, data_regression, card, has):
-    monkeypatch.setattr(host, "has", lambda name: has and name == "bitsandbytes")
-    found = {}
-    for name, facts in FACTS.items():
-        levers = try_levers.levers_of(facts, gpu_of(card))
-        found[name] = [
-            f"{each.group}{', free' * each.free}: {each.owner} {each.typed} | {' '.join(each.argv)} | {each.changes}"
-            for each in levers
-        ]
-    data_regression.check(known(found))
-
 
 def test_several_levers_are_typed_together():
     one = try_levers.Lever("a", "x=1", "Call")
@@ -119,92 +79,6 @@ def test_several_levers_are_typed_together():
     assert not try_levers.Trial(levers, estimate(900), budget=900 * MIB - 1).fits
     assert not try_levers.Trial(levers, estimate(1001)).fits and not try_levers.Trial(levers, None).fits
     assert try_levers.Trial([], None).seconds == float("inf") and try_levers.Trial([], None).typed == ""
-
-
-@pytest.fixture
-def tried(monkeypatch):
-    """tried(takes, budget): what is tried of a script that takes(levers, batch) MiB and seconds, and its choice."""
-    monkeypatch.setattr(host, "has", lambda _: False)
-
-    def tried(takes, budget=float("inf"), **facts):
-        facts = {"arguments": TRAINER, "typed": flags(**TRAINER, use_peft=False, dtype="float32")} | facts
-        runs: list[str] = []
-
-        def checked(program, gpus, settings, levers):
-            names = {one.typed.removeprefix("--").split()[0] for one in levers}
-            batch = next((int(one.argv[1]) for one in levers if one.group == "batch"), 6)
-            runs.append(" ".join(one.typed for one in levers))
-            mib, seconds = takes(names, batch)
-            made = {} if mib is None else {"": estimate(mib, seconds)}
-            return check.Checked(
-                program, process.Outcome(), made, "" if made else "it fails", facts, {"": gpu_of("t4_16gb")}
-            )
-
-        monkeypatch.setattr(try_levers, "checked", checked)
-        said: list[Any] = []
-        first = checked(PROGRAM, {}, None, [])
-        runs.clear()
-        found = try_levers.tried(check.Settings(budget=budget), first, said.append)
-        assert len(said) == len(runs)
-        together = found.together
-        return {
-            "fits": found.fits,
-            "alone": [each.typed for each in found.alone] == runs[: len(found.alone)],
-            "then": runs[len(found.alone) :],
-            "together": None if together is None else together.typed,
-            "its budget": None if together is None else together.budget / MIB,
-            "it fits": together is not None and together.fits,
-        }
-
-    return tried
-
-
-def least(names: set[str], **less: float) -> float:
-    return sum(value for name, value in less.items() if name in names)
-
-
-TAKES: dict[str, Any] = {
-    "nothing helps": lambda names, batch: (900, 1.0),
-    "faster": lambda names, batch: (900, 1 - least(names, fp16=0.1, optim=0.2)),
-    "faster by too little": lambda names, batch: (900, 1 - least(names, fp16=0.004)),
-    "faster by little": lambda names, batch: (900, 1 - least(names, fp16=0.0051)),
-    "faster, and takes too much": lambda names, batch: (900 + least(names, fp16=200), 1 - least(names, fp16=0.2)),
-    "each fits, both do not": lambda names, batch: (900 + 90 * len(names & {"fp16", "optim"}), 1 - 0.1 * len(names)),
-    "free ones are enough": lambda names, batch: (1050 - least(names, fp16=100), 1 - least(names, fp16=0.1)),
-    "free ones take a bit more": lambda names, batch: (
-        1100 + least(names, fp16=5) - least(names, use_peft=200),
-        1 - least(names, fp16=0.1),
-    ),
-    "free ones take more": lambda names, batch: (
-        1100 + least(names, fp16=6) - least(names, use_peft=200),
-        1 - least(names, fp16=0.1),
-    ),
-    "one by one": lambda names, batch: (
-        1300 - least(names, gradient_checkpointing=150, dtype=100, use_peft=200),
-        1 + least(names, gradient_checkpointing=0.3),
-    ),
-    "saves nothing but time": lambda names, batch: (1300 - least(names, use_peft=6), 1 - least(names, dtype=0.5)),
-    "all is not enough": lambda names, batch: (2000 - 100 * len(names), 1.0),
-    "a smaller batch": lambda names, batch: (400 + 150 * batch, 1 + 1 / batch),
-    "a batch and checkpointing": lambda names, batch: (
-        100 + (200 if "gradient_checkpointing" in names else 320) * batch,
-        1 + least(names, gradient_checkpointing=0.5) + 0.1 / batch,
-    ),
-    "some fail": lambda names, batch: (
-        (None, 0.0) if "gradient_checkpointing" in names else (1100 - least(names, use_peft=200), 1.0)
-    ),
-    "together they fail": lambda names, batch: (None, 0.0) if len(names) > 1 else (1300 - 150 * len(names), 1.0),
-}
-
-
-def test_what_makes_a_script_fit_is_chosen(tried, data_regression):
-    found = {name: tried(takes) for name, takes in TAKES.items()}
-    found["below a budget"] = tried(TAKES["one by one"], budget=1299 * MIB)
-    found["at a budget"] = tried(TAKES["faster"], budget=900 * MIB)
-    found["above a budget"] = tried(TAKES["faster"], budget=899 * MIB)
-    data_regression.check(known(found))
-    with pytest.raises(Refusal, match="nothing in the script is known to change"):
-        tried(TAKES["faster"], arguments=None, typed={})
 
 
 def test_a_run_with_levers_is_of_the_script_with_more_arguments(monkeypatch):
@@ -241,41 +115,6 @@ def test_an_evaluation_is_asked_of_the_trainer(monkeypatch):
 
 # --- the largest batch ------------------------------------------------------------------------------------------------
 
-LINES: dict[str, Any] = {
-    "a line": lambda batch: 100 + 7 * batch,
-    "a line that just fits": lambda batch: 100 + 9 * batch,
-    "steps": lambda batch: 20 * ((100 + 7 * batch) // 20),
-    "a curve": lambda batch: 100 + batch**2 / 10,
-    "a jump": lambda batch: 100 + 2 * batch + 500 * (batch > 37),
-    "only one": lambda batch: 999 if batch == 1 else 2000,
-    "not even one": lambda batch: 1100 + batch,
-    "falls": lambda batch: 900 - batch if batch < 50 else 1001,
-    "flat, then a line": lambda batch: max(500, 8 * batch),
-    "fails above": lambda batch: 100 + batch if batch < 90 else None,
-    "fails below": lambda batch: None if batch < 9 else 100 + 90 * batch,
-    "many steps": lambda batch: 100 * (batch // 16),
-}
-
-
-@pytest.mark.parametrize("first", [1, 8, 64])
-def test_the_largest_batch_is_found(data_regression, first):
-    found = {}
-    for name, takes in LINES.items():
-        runs: list[int] = []
-
-        def trial(size, takes=takes, runs=runs):
-            runs.append(size)
-            mib = takes(size)
-            one = None if mib is None else estimate(mib, kept_bytes=0)
-            return try_levers.Trial([try_levers.Lever("batch", f"{size}")], one, "it fails")
-
-        try:
-            largest = script_batch._largest(trial, first)
-            found[name] = [largest.fits and largest.fits.typed, largest.larger.typed, " ".join(map(str, runs))]
-        except Refusal as error:
-            found[name] = [str(error), " ".join(map(str, runs))]
-    data_regression.check(known(found))
-
 
 @pytest.mark.parametrize(
     "facts, flag, typed, now",
@@ -296,23 +135,6 @@ def test_how_a_batch_is_typed(facts, flag, typed, now):
 
 
 # --- what is said and kept --------------------------------------------------------------------------------------------
-
-
-def test_why_there_is_no_verdict(data_regression):
-    found = {}
-    for status in sorted(process.STATUSES):
-        for error, line, reached, code in (
-            ("", "", "", 0),
-            ("bad", "a.py:3", "", 7),
-            ("a.py:3: bad", "a.py:3", "b.py:1", 0),
-        ):
-            outcome = process.Outcome(status, error=error, line=line, reached=reached, exit_code=code, steps=1)
-            found[f"{status} {error} {line} {reached} {code}"] = check.why_not(PROGRAM, outcome)
-    found["no step"] = check.why_not(PROGRAM, process.Outcome(process.ENDED, steps=0))
-    guessed = {"decided": [f"a.py:{line}" for line in range(4)]}
-    for status in (process.ENDED, process.FAILED):
-        found[f"{status}, decided"] = check.why_not(PROGRAM, process.Outcome(status, guessed, "bad", steps=1))
-    data_regression.check(known(found))
 
 
 def test_a_script_is_run_again_with_what_it_lacks(monkeypatch):
@@ -356,25 +178,6 @@ def test_on_a_cpu_there_is_a_figure_or_a_reason(monkeypatch, found):
         with pytest.raises(check.NotFollowed, match="the script fails") as error:
             check.on_cpu(PROGRAM, check.Settings())
         assert error.value.outcome.found == found
-
-
-def test_a_record_has_the_figures_of_a_step(monkeypatch, data_regression):
-    figures: dict[str, Any] = {"tensor_bytes": 1, "allocated_bytes": 2, "reserved_bytes": 300 * MIB}
-    figures |= {"context_bytes": 200 * MIB, "step_seconds_low": 0.5, "step_seconds_high": 2.0, "model_flops": 7}
-    figures |= {"bound_by": "host", "kept_bytes": 30, "peak_phase": "backward", "device_name": "NVIDIA T4"}
-    figures |= {"notes": ("/usr/lib/a.py:3 is assumed", os.getcwd() + "/b.py"), "largest": ({"bytes": 5},)}
-    figures |= {"parts": {part: index for index, (_, part) in enumerate(PARTS)}}
-    found = {}
-    for name, mib in (("fits", 500), ("with nccl", 510), ("does not fit", 1300)):
-        made = Record("estimate", [], {}, "", {})
-        program_record._fill(made, estimate(mib, **figures))
-        figures_of = {}
-        for part in ("memory", "speed", "estimate"):
-            values = vars(getattr(made, part)).items()
-            figures_of[part] = {key: value for key, value in values if value not in (None, [], {})}
-        found[name] = figures_of | {key: getattr(made, key) for key in ("warnings", "status")}
-        found[name]["error"] = made.error and f"{made.error.phase} {made.error.type}: {made.error.message}"
-    data_regression.check(known(found))
 
 
 def test_a_record_is_of_the_script_and_the_card(monkeypatch):
@@ -460,31 +263,6 @@ def test_records_and_pages_are_written_where_they_belong(tmp_path, monkeypatch, 
     else:
         assert done[:2] == [("step", {"x": 1}, "a"), ("record of a", "a")] and done[2] == ("record of b", "b")
         assert done[3:] == [("page", 2, into)]
-
-
-def test_a_measurement_is_compared_by_the_same_names(monkeypatch, data_regression):
-    monkeypatch.setattr(host, "version", lambda name: "1.0" if name == "torch" else None)
-    monkeypatch.setattr(measure, "VERSION", "0")
-    found: dict[str, Any] = {
-        "device": "cuda",
-        "device_name": "card",
-        "steps": 8,
-        "parameters": 5,
-        "trained_parameters": 4,
-    }
-    found |= {"model_flops": None, "device_used_bytes": 9, "peak_tensor_bytes": 1, "step_seconds_median": 0.5}
-    found |= {"peak_allocated_bytes": 2, "peak_reserved_bytes": 3, "parameters_bytes": 6, "path": "/secret"}
-    made = measure.Measurement(process.Outcome(), found, {"tensor_bytes": 7})
-    data_regression.check(known(made.shared()))
-    outcomes = iter([process.Outcome("failed", found | {"peak_tensor_bytes": 0}), process.Outcome("stopped", found)])
-    asked: list[Any] = []
-    monkeypatch.setattr(process, "run", lambda given, _: asked.append(given) or next(outcomes))
-    limits = process.Limits(3.0)
-    with pytest.raises(check.NotFollowed):
-        measure.measure(PROGRAM, limits)
-    assert measure.measure(PROGRAM, limits, 4, True).found == found
-    assert [each.steps for each in asked] == [8, 4] and [each.offline for each in asked] == [False, True]
-    assert asked[0].observer == "legroom.foresight.programs.measured:observe" and asked[0].limits is limits
 
 
 def test_a_measurement_counts_two_steps_and_times_those_after_the_third(monkeypatch):
@@ -837,24 +615,6 @@ def test_generated_rows_are_the_prompt_and_a_token_that_ends_nothing():
     most = generated.known_values.MAX_ELEMENTS
     assert generated._assumed(model(), torch.zeros(most, dtype=torch.int8), None) is not None
     assert generated._assumed(model(), torch.zeros(most + 1, dtype=torch.int8), None) is None
-
-
-def test_what_is_lacking_is_said(data_regression):
-    errors: list[BaseException] = [
-        ImportError("No module named 'flash_attn'", name="flash_attn"),
-        ModuleNotFoundError("No module named 'xformers.ops'", name="xformers.ops"),
-        ImportError("cannot import name 'x' from 'flash_attn'", name="flash_attn"),
-        ImportError("cannot import name 'x' from 'other'", name="other"),
-        ImportError("No module named 'pandas'", name="pandas"),
-        ValueError("FlashAttention2: flash_attn is not installed, please install it"),
-        ValueError("flash_attn is wrong"),
-        ImportError(),
-    ]
-    said = {f"{type(error).__name__} {error}": played_packages.lacking(error) for error in errors}
-    names = {
-        text: played_packages.lacked(text) for text in (*filter(None, said.values()), "deepspeed is installed", "")
-    }
-    data_regression.check(known({"said": said, "played": names}))
 
 
 def test_the_environment_of_a_script_is_its_folder(tmp_path, monkeypatch):

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from support.fit_search import tiny
-from support.known_values import known
 
 from legroom import config
 from legroom.errors import Refusal
-from legroom.foresight import prediction, trials
+from legroom.foresight import prediction
 from legroom.foresight.search import adviser, extrapolation, plan, runner, space
 from legroom.foresight.trials import Trial, Trials
 from legroom.options.hooks import Cost, Lever
@@ -58,37 +57,6 @@ def record(fits: bool = True) -> Record:
 
 
 # --- what is asked, in which order ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("finds", ["nothing", "the same", "even", "bf16", "qlora"])
-def test_the_order_of_the_search(made, monkeypatch, data_regression, finds):
-    """Until something is found: of GPUs, how many, and which sets of levers; by what the first call finds."""
-    asked: list[str] = []
-
-    def first(self, count, sets):
-        words = [texts(levers) for levers in sets]
-        asked.append(f"{count}: {', '.join(words[:2])}{', ...' * (len(words) > 2)}")
-        chosen = {
-            "the same": sets if words[-1] == "checkpointing=offload" else [],
-            "even": sets if words == ["-"] and count == 4 else [],
-            "bf16": [each for each in sets if each and each[0].overrides == "precision=bf16"],
-            "qlora": [each for each in sets if each and each[0].overrides == "adapter=qlora"],
-        }.get(finds, [])
-        if count > self.here and finds in ("bf16", "qlora") or not chosen:
-            return None
-        self.levers[(texts(chosen[0]),)] = chosen[0]
-        return Trial(record(), "", (texts(chosen[0]),))
-
-    monkeypatch.setattr(adviser.Adviser, "_first", first)
-    found = {}
-    for gpus, strategy in ((1, None), (2, None), (2, "full_shard"), (4, None), (8, None), (16, None)):
-        own = made(gpus=gpus, batch__per_device=4, parallelism__strategy=strategy)
-        own.cfg.parallelism.name = "fsdp" if strategy else own.cfg.parallelism.name
-        own.effective = 12
-        asked.clear()
-        changes = [" ".join(each.changes) for each in own.found()]
-        found[f"{gpus} {strategy or 'ddp'}"] = {"asked": list(asked), "found": changes}
-    data_regression.check(known(found))
 
 
 @pytest.mark.parametrize(
@@ -139,34 +107,6 @@ def test_what_may_fit_is_asked_once(made, monkeypatch):
 
 
 # --- the smallest step ------------------------------------------------------------------------------------
-
-ASKED: list[tuple[dict[str, Any], int, tuple[Lever, ...]]] = [
-    ({}, 1, ()),
-    ({}, 1, (BF16, QLORA)),
-    ({}, 4, (BF16,)),
-    ({}, 1, (IN_BACKWARD,)),
-    ({"train__max_grad_norm": 0.0}, 1, ()),
-    ({"train__max_grad_norm": 0.0}, 2, ()),
-    ({"gpus": 2, "batch__per_device": 3}, 2, ()),
-    ({"gpus": 2, "batch__per_device": 3, "train__max_grad_norm": 0.0}, 2, ()),
-    ({"gpus": 2, "batch__per_device": 3, "train__max_grad_norm": 0.0}, 4, (BF16,)),
-    ({"checkpointing__name": "full", "optim__name": "sgd"}, 1, ()),
-]
-
-
-def test_the_smallest_step_of_some_levers_is_composed(made, monkeypatch, data_regression):
-    """With all that leaves the mathematics alone, and with a step inside the backward pass where nothing clips."""
-    lines: list[list[str]] = []
-    shares = iter([0.5, 1.0, 1.25, 2.0] * 20)
-    monkeypatch.setattr(adviser, "_least_share", lambda cfg: next(shares))
-    monkeypatch.setattr(space, "compose_estimate", lambda *words: (lines.append([*words]), ("cfg", None, []))[1])
-    found = []
-    for values, count, levers in ASKED:
-        lines.clear()
-        answer = made("model=x", **values)._ask(count, levers)
-        found.append({"of": f"{values} {count} {texts(levers)}", "lines": [" ".join(line) for line in lines]})
-        found[-1]["may fit"] = answer
-    data_regression.check(known(found))
 
 
 def test_a_step_is_extrapolated_once_and_what_is_refused_is_kept(made, monkeypatch):
@@ -266,31 +206,6 @@ def test_a_search_is_fits_own_for_one_row(made, monkeypatch, here, count):
     assert own._search(count, ()) is None
     seen["search"] = None
     assert own._search(count, ()) is None and own.refused == {"a problem": None}
-
-
-def test_the_simplest_is_tried_with_few_levers_first(made, monkeypatch, data_regression):
-    own = made("model=x", gpus=2, parallelism__name="fsdp", parallelism__cpu_offload=True)
-    assert own.cfg.parallelism.steps_on_host
-    tried: list[str] = []
-
-    def one(outcome, changes):
-        tried.append(" ".join(changes))
-        return Trial(record(len(tried) == fits_at), "", tuple(changes))
-
-    monkeypatch.setattr(trials, "_try", one)
-    found: dict[str, Any] = {}
-    for levers in ((), (BF16,), (Lever("loss=chunked", Cost.LITTLE_RECOMPUTATION),)):
-        tried.clear()
-        fits_at = -1
-        own.trials = Trials(own.trials.outcome)
-        assert own._search(2, levers) is None
-        found[texts(levers)] = {"tried": list(tried), "planned": own.trials.planned}
-    assert own.refused == {} and not own.trials.fitting
-    tried.clear()
-    fits_at, own.trials = 3, Trials(own.trials.outcome)
-    best = own._search(2, ())
-    assert best is not None and own.trials.fitting == [best] and len(tried) == 3
-    data_regression.check(known(found))
 
 
 @pytest.mark.parametrize(
