@@ -11,15 +11,13 @@ import pytest
 import torch
 import transformers
 from conftest import compose, small
-from known_values import known
 from safetensors.torch import save_file
 from torch import nn
 
 from legroom.checkpoint import exported, fingerprints, merged, newest, reopened, saver, state
-from legroom.config import to_dict
 from legroom.errors import Refusal
 from legroom.records import checkpoint_files, run_folder
-from legroom.records.checkpoint_files import BrokenCheckpoint, Checkpoint
+from legroom.records.checkpoint_files import Checkpoint
 from legroom.third_party import bitsandbytes_private
 
 
@@ -29,49 +27,6 @@ def plain():
 
 
 # --- the newest ----------------------------------------------------------------------------------
-
-PRINTS = {"data": "a", "model": "b", "tokenizer": "c"}
-STARTS = {
-    # resume, what the checkpoints are from the newest on, what differs, what is allowed
-    "no": (None, "w", {}, []),
-    "the newest": ("latest", "ww", {}, []),
-    "the newest whole one": ("latest", "bbw", {}, []),
-    "none is whole": ("latest", "bb", {}, []),
-    "none is there": ("latest", "", {}, []),
-    "another training's": ("latest", "ow", {}, []),
-    "a folder's newest": ("here", "bw", {}, []),
-    "a folder without a whole one": ("here", "bb", {}, []),
-    "a folder of another training": ("here", "o", {}, []),
-    "other data": ("latest", "w", {"data": "x"}, []),
-    "other data, allowed": ("latest", "w", {"data": "x"}, ["data"]),
-    "other data and model, one allowed": ("latest", "w", {"data": "x", "model": "y"}, ["model", "tokenizer"]),
-    "a template that is new": ("latest", "w", {"template": "t"}, []),
-}
-
-
-def test_which_checkpoint_a_training_goes_on_from(plain, tmp_path, monkeypatch, data_regression):
-    found, cfg = {}, copy.deepcopy(plain)
-    for name, (resume, kinds, others, allowed) in STARTS.items():
-        cfg.resume, cfg.resume_allow, warned = resume, allowed, []
-        paths = [tmp_path / f"{number}{kind}" for number, kind in enumerate(kinds)]
-
-        def verify(path):
-            if path.name.endswith("b"):
-                raise BrokenCheckpoint(f"{path.name} is damaged")
-            values = to_dict(cfg)
-            values["train"]["seed"] = 1 if path.name.endswith("o") else cfg.train.seed
-            return Checkpoint(path, 3, [{"config": values, "fingerprints": PRINTS}])
-
-        monkeypatch.setattr(checkpoint_files, "found", lambda _, paths=paths: paths)
-        monkeypatch.setattr(newest.resume, "candidates", lambda _, paths=paths: paths)
-        monkeypatch.setattr(checkpoint_files, "verify", verify)
-        try:
-            start = newest.checkpoint_for(cfg, tmp_path, PRINTS | others, warned.append)
-            said = None if start is None else start.folder.name
-        except Refusal as refused:
-            said = str(refused)
-        found[name] = [said, warned]
-    data_regression.check(known(found))
 
 
 def test_rank_0_alone_looks_for_a_checkpoint(plain, monkeypatch):
@@ -109,64 +64,6 @@ def test_what_a_training_depends_on(plain, tmp_path, monkeypatch):
 
 
 # --- the model at the end ------------------------------------------------------------------------
-
-
-class Whole(nn.Linear):
-    """A model that notes how it is saved."""
-
-    def __init__(self, log):
-        super().__init__(2, 2)
-        self.log, self.config = log, SimpleNamespace(use_cache=False)
-
-    def save_pretrained(self, target, state_dict, **more):
-        self.log.append(["model", sorted(state_dict), more])
-
-
-WRITTEN = list(
-    itertools.product(("plain", "adapter"), (True, False), (True, False), (None, 2.5), ("fp32", "bf16", "fp8"))
-)
-
-
-def test_what_is_written_and_compared(monkeypatch, tmp_path, data_regression):
-    """A model or an adapter, merged or not, of one rank or gathered, in files of a size, by precision."""
-    found = {}
-    for kind, merge, gathered, size, precision in WRITTEN:
-        if kind == "plain" and merge:
-            continue
-        log: list = []
-        model = Whole(log)
-        base = SimpleNamespace(config="configuration")
-        monkeypatch.setattr(
-            saver.unwrap, "base_model", lambda model, base=base, kind=kind: base if kind == "adapter" else model
-        )
-        wide = SimpleNamespace(save_pretrained=lambda target, log=log: log.append("configuration"))
-        monkeypatch.setattr(saver.quantized, "wide_configuration", lambda config, wide=wide: wide)
-        monkeypatch.setattr(saver.transformers_models_private, "tied_weights", lambda _: {"bias": "weight"})
-        monkeypatch.setattr(
-            saver.merged, "save_adapter", lambda m, t, weights, log=log: log.append(["adapter", weights is None])
-        )
-        monkeypatch.setattr(
-            saver.merged, "save", lambda m, t, dtype, log=log, **more: log.append(["merged", str(dtype), more])
-        )
-        monkeypatch.setattr(
-            saver.reopened, "check_adapter", lambda t, m, ids, rounded, log=log: log.append(["compared", rounded])
-        )
-        monkeypatch.setattr(
-            saver.reopened,
-            "check",
-            lambda t, m, w, task, ids, rounded, log=log: log.append([task, ids is None, rounded]) or "not sure",
-        )
-        cfg = compose(*small()).cfg if not found else copy.deepcopy(cfg)  # noqa: F821
-        cfg.precision.name, cfg.save.merge, cfg.save.max_shard_gb, cfg.adapter.bits = precision, merge, size, None
-        cfg.data.name = "chat" if size else "text"
-        monkeypatch.setattr(saver.merged, "save_end_tokens", lambda *_: ["ends"])
-        data = SimpleNamespace(
-            train=[{"input_ids": [1]}], task="classification" if size else "language_modelling", tokenizer=None
-        )
-        weights = {"weight": 1, "bias": 2} if gathered else None
-        saver._write_model(cfg, model, tmp_path, weights, data, log.append)
-        found[f"{kind}, merge {merge}, gathered {gathered}, files of {size}, {precision}"] = log
-    data_regression.check(known(found))
 
 
 @pytest.mark.parametrize(

@@ -75,22 +75,6 @@ def test_ranks_stop_together_a_step_later(made, monkeypatch, on_signal):
     found.stop_if_asked()
 
 
-def test_what_is_saved_after_the_last_step(made, data_regression):
-    found = {}
-    for every, final, evaluates, possible, saved in itertools.product(
-        (None, 2), (False, True), (False, True), (False, True), (None, 3)
-    ):
-        one = made(every, final)
-        one.possible, one.saved_step = possible, saved
-        one.before_final_phase(3, evaluates)
-        name = f"every {every}, final {final}, evaluates {evaluates}, possible {possible}, saved {saved}"
-        found[name] = [one.written.copy()]
-        one.written.clear()
-        one.after_stop(3)
-        found[name].append(one.written)
-    data_regression.check(found)
-
-
 def test_weights_are_saved_before_an_evaluation_rounds_them(made):
     """A signal in the evaluation saves those that it computes with."""
     one = made(evaluated="bf16")

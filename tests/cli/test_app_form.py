@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from support.known_values import known
 
 from legroom.cli.app import form as forms
 from legroom.cli.app import model_name
@@ -55,4 +54,4 @@ def test_a_pasted_configuration_is_kept_under_a_name_of_its_own(form, text, said
 
 def test_a_size_is_read_from_the_first_line_of_a_model(monkeypatch):
     monkeypatch.setattr(model_name, "known", lambda: KNOWN)
-    assert known([model_name._parameters(name) for name in KNOWN]) == [7.2e9, 70.6e9, 4.4e6, 110e6, 340e6, 1]
+    assert [model_name._parameters(name) for name in KNOWN] == [7.2e9, 70.6e9, 4.4e6, 110e6, 340e6, 1]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
-from known_values import known
 
 from legroom.errors import Refusal
 from legroom.models import architectures, trained
@@ -24,29 +22,6 @@ def config(kind: str, **values):
 def cfg(pretrained=None, predicts=False, seq_len=8, **data):
     model = SimpleNamespace(pretrained=pretrained, name="made", attention="auto")
     return SimpleNamespace(model=model, predicts=predicts, data=SimpleNamespace(seq_len=seq_len, **data))
-
-
-KINDS = [
-    ("llama", LM, {}), ("llama", CLASSES, {}), ("llama", "masked_lm", {}), ("llama", "question_answering", {}),
-    ("bert", LM, {}), ("bert", CLASSES, {}), ("bert", "masked_lm", {}),
-    ("t5", LM, {}), ("t5", "masked_lm", {}), ("t5", CLASSES, {}), ("marian", CLASSES, {}),
-    ("vit", CLASSES, {}), ("wav2vec2", CLASSES, {}), ("git", LM, {}), ("layoutlmv2", CLASSES, {}),
-    ("albert", LM, {}), ("llama", LM, {"quantization_config": {"quant_method": "gptq"}}),
-    ("llama", LM, {"architectures": ["MyOwn", "Another"]}), ("vit", CLASSES, {"architectures": ["MyOwn", "Another"]}),
-]  # fmt: skip
-
-
-def test_kinds_of_models_that_are_trained_and_those_that_are_not(data_regression):
-    found = {}
-    for (kind, task, values), predicts in itertools.product(KINDS, (False, True)):
-        try:
-            said = architectures.check_kind(cfg(predicts=predicts), config(kind, **values), task)
-        except Refusal as refused:
-            said = str(refused)
-        if not predicts or not said.startswith("model=made "):
-            found[f"{kind} {task} {values} {'estimated' if predicts else ''}"] = said
-    found["pretrained"] = architectures.check_kind(cfg("a/b"), config("llama"), LM)
-    data_regression.check(found)
 
 
 @pytest.mark.parametrize(
@@ -117,22 +92,6 @@ def test_a_classifier_that_lacks_a_token(monkeypatch, kind, values, task, refuse
         architectures.check(cfg(), made, task)
 
 
-def test_the_ids_of_padding_and_of_the_end(data_regression):
-    found = {}
-    for kind, task, own, pad, eos in itertools.product(
-        ("llama", "bart"), (LM, CLASSES), (None, -1, 0, 1, 9, 10), (1, 3), (1, 2)
-    ):
-        made = config(kind, vocab_size=10, pad_token_id=own, eos_token_id=eos, bos_token_id=0)
-        architectures.set_special_ids(made, pad, task)
-        last = architectures.last_id(made, task)
-        found[f"{kind} {task}, own {own}, given {pad}, end {eos}"] = [made.pad_token_id, last]
-    made = SimpleNamespace(model_type="x", pad_token_id=None)
-    made.get_text_config = lambda: made
-    architectures.set_special_ids(made, 4, LM)
-    assert (made.pad_token_id, made.bos_token_id, made.eos_token_id) == (4, None, None)
-    data_regression.check(known(found))
-
-
 def test_classes_of_tasks():
     llama = config("llama")
     assert architectures.model_class(llama, LM) is transformers.LlamaForCausalLM
@@ -145,20 +104,6 @@ def test_classes_of_tasks():
     assert architectures.vocabulary(llama) == 32000 and architectures.vocabulary(config("canine")) is None
     model = architectures.without_memory(transformers.LlamaForCausalLM, config("llama", num_hidden_layers=1))
     assert all(weight.is_meta for weight in model.parameters())
-
-
-@pytest.mark.parametrize("asked,said", [("auto", "sdpa"), ("eager", "eager")])
-def test_a_model_as_its_record_describes_it(asked, said, data_regression):
-    made = cfg()
-    made.model.attention = asked
-    sizes = dict(vocab_size=16, n_embd=8, n_layer=3, n_head=2, n_positions=12)
-    model = transformers.GPT2LMHeadModel(config("gpt2", **sizes))
-    model.transformer.wte.weight.requires_grad_(False)
-    found = architectures.describe(made, model)
-    assert found.attention == said and found.trained_parameters == sum(
-        weight.numel() for weight in model.parameters() if weight.requires_grad
-    )
-    data_regression.check(known(found))
 
 
 # --- models that were trained --------------------------------------------------------------------

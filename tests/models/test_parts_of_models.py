@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from types import SimpleNamespace
 
-import numpy
 import pytest
 import torch
 from conftest import compose, small
-from known_values import known
 from transformers import BertConfig
 
-from legroom.data import collate
 from legroom.errors import Refusal
 from legroom.machine import host
-from legroom.models import behaviour, builder, head, host_memory, moe, pretrained, quantized, shrunk
+from legroom.models import behaviour, builder, head, host_memory, moe, pretrained, quantized
 from legroom.models.behaviour import Behaviour
 from legroom.parallelism import four_bits
 
@@ -39,39 +35,6 @@ def changed(plain, values: str, on_gpu: bool):
         typed = {"true": True, "false": False, "null": None}.get(value, int(value) if value.isdigit() else value)
         setattr(node, leaf, typed)
     return cfg
-
-
-NEEDS = [
-    ("", False, 1),
-    ("", False, 2),
-    ("optim.name=sgd", False, 2),
-    ("optim.in_backward=true", False, 1),
-    ("precision.name=bf16_pure", False, 1),
-    ("adapter.name=lora save.final=true save.every_steps=1", False, 2),
-    ("adapter.name=lora save.final=true save.merge=true", False, 2),
-    ("adapter.name=lora save.final=true save.merge=true", True, 2),
-    ("parallelism.name=fsdp parallelism.strategy=full_shard save.final=true", False, 4),
-    ("parallelism.name=fsdp parallelism.strategy=full_shard parallelism.cpu_offload=true", True, 4),
-    ("parallelism.name=zero parallelism.offload=optimizer", True, 4),
-    ("parallelism.name=pipeline parallelism.stages=2", False, 4),
-    ("parallelism.name=pipeline parallelism.stages=8", False, 4),
-    ("save.final=true save.every_steps=1", True, 1),
-    ("save.final=true save.every_steps=1", False, 1),
-    ("eval.enabled=false", False, 1),
-    ("data.name=chat", False, 1),
-    ("data.eval_samples=null", False, 3),
-    ("data.eval_samples=20 eval.window=5", False, 3),
-]
-
-
-def test_what_a_job_needs_of_the_hosts_memory(plain, monkeypatch, data_regression):
-    """Weights of 4000 bytes, 1000 of them; the logits of a token take 10."""
-    monkeypatch.setattr(host_memory, "sizes", lambda cfg: (4000, 10))
-    found = {}
-    for values, on_gpu, ranks in NEEDS:
-        name = f"{ranks} ranks on {'GPUs' if on_gpu else 'a CPU'}: {values}"
-        found[name] = [[*each] for each in host_memory.needs(changed(plain, values, on_gpu), ranks)]
-    data_regression.check(found)
 
 
 LLAMA = ["model=llama_tiny", "model.heads=4", "model.kv_heads=2"]
@@ -132,45 +95,6 @@ def test_who_allows_the_least_memory_is_named(plain, monkeypatch, free, limit, o
 
 # --- a small copy of a configuration -------------------------------------------------------------
 
-LARGE = {
-    "num_hidden_layers": 12,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": None,
-    "intermediate_size": 11008,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "layer_types": ["full"] * 5 + ["sliding"] * 7,
-    "mlp_only_layers": [],
-    "bos_token_id": 1,
-    "eos_token_id": 100,
-    "pad_token_id": 99,
-    "image_token_index": 31000,
-    "rope_theta": 10000,
-    "use_cache": True,
-    "id2label": {0: "no", 1: "yes"},
-    "text_config": {"hidden_size": 32, "num_layers": 3, "n_head": 16, "vision_key_value_heads": 16},
-}
-
-
-def test_the_small_copy_of_a_large_configuration(data_regression):
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "encoder_key_value_heads": None}
-    cases = {
-        "all": LARGE,
-        "as many heads of each kind": {**heads},
-        "no heads at all": {"num_key_value_heads": None},
-        "heads that are no number": {"num_attention_heads": [4, 4], "n_head": 8, "num_key_value_heads": 8},
-        "one layer": {"num_hidden_layers": 1, "layer_types": ["full"]},
-        "two layers alike": {"n_layer": 2, "layer_types": ["full", "full"], "other": [1, 2, 3]},
-        "no layers": {"num_hidden_layers": 0, "layer_types": []},
-        "nine kinds of layers": {"depth": 9, "kinds": list(range(9))},
-        "own settings": {"num_hidden_layers": 3, "per_layer_config": {"1": {"hidden_size": 999}, "2": {"x": 1}}},
-        "no own settings": {"num_hidden_layers": 3, "per_layer_config": None},
-    }
-    found = {name: [shrunk.shrunk(values), shrunk.shrunk(values, narrow=False)] for name, values in cases.items()}
-    data_regression.check(known(found))
-
 
 # --- heads and labels ----------------------------------------------------------------------------
 
@@ -223,65 +147,12 @@ def test_the_labels_of_a_pretrained_head(config, task, result):
             head.labels(config, task)
 
 
-def test_which_checkpoints_have_a_head_and_what_is_said_of_a_new_one(plain, data_regression):
-    names = [None, [], ["BertForSequenceClassification"], ["BertModel", "BertForMaskedLM"]]
-    labels = {"label2id": {"x": 0, "y": 1}, "id2label": {0: "x", 1: "y"}}
-    found = {}
-    for name, task, weights in itertools.product(names, ("classification", "language_modelling"), (None, "a/b")):
-        cfg = changed(plain, "", False)
-        cfg.model.pretrained = weights
-        config = of(architectures=name, **labels)
-        found[f"{name} {task} {weights}"] = head.pretrained_labels(cfg, config, task)
-    for task in ("classification", "regression", "question_answering"):
-        found[task] = [head.new_warning("a/b", of(architectures=each, num_labels=3), task) for each in names]
-    data_regression.check(known(found))
-
-
 class Kept:
     """A lever that makes a stand-in for the model, and keeps how it would have been made."""
 
     def configure_model(self, construction):
         self.construction = construction
         construction.build = lambda: SimpleNamespace(config=construction.config)
-
-
-LABELS = [
-    # task, classes of the data, names, the head's labels, pretrained, classes of the menu, labels of the configuration
-    ("classification", 2, ["x", "y"], None, None, 2, 3),
-    ("classification", 3, ["x"], None, None, 2, 3),
-    ("classification", 4, ["x"], None, None, 2, 3),
-    ("classification", 2, ["x", "y"], None, "a/b", 4, 2),
-    ("classification", 5, [], None, "a/b", 4, 2),
-    ("classification", 2, [], {"p": 0, "q": 1}, "a/b", 2, 2),
-    ("classification", 3, [], {"p": 0, "q": 1}, "a/b", 2, 2),
-    ("classification", 2, [], {"p": 0, "q": 1}, "a/b", 5, 2),
-    ("classification", 3, [], {"p": 0, "q": 1, "r": 2}, "a/b", 3, 3),
-    ("regression", 7, [], None, "a/b", 2, 3),
-    ("multi_label", 3, ["x"], None, None, 2, 3),
-    ("question_answering", 7, [], None, None, 2, 3),
-    ("question_answering", 7, [], None, "a/b", 2, 3),
-    ("language_modelling", 7, [], None, "a/b", 2, 3),
-]
-
-
-def test_the_head_and_the_labels_that_a_model_is_built_with(plain, data_regression):
-    found = {}
-    for task, classes, names, labels, weights, of_menu, of_config in LABELS:
-        cfg, warned, lever = changed(plain, f"model.classes={of_menu}", False), [], Kept()
-        cfg.model.pretrained = weights
-        config = BertConfig(num_labels=of_config, vocab_size=10)
-        data = SimpleNamespace(task=task, vocab=10, classes=classes, names=names, head=labels)
-        try:
-            model = builder.build_model(cfg, config, data, [lever], weights=False, warn=warned.append)
-        except Refusal as refused:
-            result = str(refused)
-        else:
-            made = lever.construction
-            result = [made.new_head, made.reads_weights, made.name, model.config.use_cache, model.config.problem_type]
-            result += [model.config.num_labels, model.config.id2label, model.config.label2id, warned]
-            assert made.settings == {"attn_implementation": None, "dtype": torch.float32}
-        found[f"{task} {classes} {names} {labels} {weights} {of_menu} {of_config}"] = result
-    data_regression.check(known(found))
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "multi_label"])
@@ -322,39 +193,6 @@ class Loaded(torch.nn.Module):
         for name, value in ({"a": [1.0], "b": [1.0, 2.0]} | values).items():
             setattr(self.base, name, torch.nn.Parameter(torch.tensor(value), requires_grad=False))
         self.head = torch.nn.Linear(1, 1)
-
-
-def test_what_is_said_of_weights_that_do_not_fit(data_regression):
-    nan, inf = float("nan"), float("inf")
-    five = [f"base.{n}" for n in range(5)]
-    shapes = [("w", (2, 1), (3, 1)), ("v", (1,), (2,))]
-    cases = {
-        "all fits": ({}, {}, False),
-        "a head is new": ({"missing_keys": ["head.weight"]}, {}, True),
-        "a head is missing": ({"missing_keys": ["head.weight"]}, {}, False),
-        "a weight is missing beside a new head": ({"missing_keys": ["head.weight", "base.a"]}, {}, True),
-        "a head is there that nobody named": ({}, {}, True),
-        "five are missing": ({"missing_keys": five}, {}, False),
-        "four are missing": ({"missing_keys": five[:4]}, {}, False),
-        "one is left": ({"unexpected_keys": five[:1]}, {}, False),
-        "five are left": ({"unexpected_keys": five}, {}, False),
-        "one shape": ({"mismatched_keys": shapes[:1]}, {}, False),
-        "two shapes": ({"mismatched_keys": shapes}, {}, False),
-        "one is no number": ({}, {"a": [nan]}, False),
-        "two are infinite": ({}, {"a": [inf], "b": [1.0, -inf]}, False),
-        "whole numbers and nothing": ({}, {"a": [1], "b": []}, False),
-    }
-    found = {}
-    for name, (report, values, new_head) in cases.items():
-        whole, warned = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []} | report, []
-        loaded = Loaded(**values), whole
-        kind = SimpleNamespace(from_pretrained=lambda *_, loaded=loaded, **__: loaded)
-        try:
-            pretrained.load_weights(kind, "a/b", BertConfig(), new_head, warned.append)
-        except Refusal as refused:
-            warned.append(f"refused: {refused}")
-        found[name] = warned
-    data_regression.check(found)
 
 
 @pytest.mark.parametrize(
@@ -456,38 +294,6 @@ def test_what_follows_from_what_a_model_does(plain, monkeypatch, task, found, sa
     if task == "language_modelling":
         with pytest.raises(Refusal, match="it is an encoder"):
             behaviour.check(plain, "a/b", config, task)
-
-
-PADDED = list(
-    itertools.product(("classification", "question_answering", "language_modelling"), ("right", "left", None))
-)
-
-
-def test_how_rows_of_different_lengths_are_padded(monkeypatch, data_regression):
-    monkeypatch.setattr(behaviour.architectures, "model_class", lambda *_: type("Made", (), {}))
-    lengths = {"even": [9, 10], "uneven": [3, 40]}
-    monkeypatch.setattr(behaviour.rows, "lengths", lambda part: numpy.array(lengths[part]))
-    found = {}
-    for (task, side), part, before in itertools.product(PADDED, lengths, (None, 2, 5)):
-        padding = collate.Padding(multiple=8, longest=32, pad_token_id=5, with_mask=True)
-        data = SimpleNamespace(collate=padding, task=task, pad_token_id=5, train="even", eval=part)
-        config = BertConfig(pad_token_id=before, vocab_size=10)
-        try:
-            said = behaviour.pad("a/b", config, data, Behaviour(padding=side))
-        except Refusal as refused:
-            said = str(refused)
-        if before == 2 or part == "uneven" or side is None:
-            found[f"{task} {side} {part} {before}"] = [said, padding.side, padding.pad_token_id, config.pad_token_id]
-    data.collate, data.task = "another", "classification"
-    config = BertConfig(pad_token_id=None)
-    assert behaviour.pad("a/b", config, data, Behaviour(padding=None)) == []
-    found["no padding, classification"] = config.pad_token_id
-    data.task, config = "language_modelling", BertConfig(pad_token_id=None)
-    assert behaviour.pad("a/b", config, data, Behaviour(padding=None)) == []
-    found["no padding, language_modelling"] = config.pad_token_id
-    data.train, data.eval, data.collate = "even", None, padding
-    assert behaviour.pad("a/b", config, data, Behaviour(padding=None)) == []
-    data_regression.check(known(found))
 
 
 def test_a_folder_of_an_unknown_home_is_asked_of_the_hub_as_it_was_typed():

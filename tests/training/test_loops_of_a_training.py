@@ -10,9 +10,7 @@ import pytest
 import torch
 import transformers
 from conftest import compose, small
-from known_values import known
 
-from legroom.data.collate import IGNORE_INDEX
 from legroom.data.data_loader import Batch
 from legroom.records.record import Evaluation
 from legroom.third_party.transformers_trainer_private import HookedTrainer
@@ -266,29 +264,6 @@ def rows(labels, count=None):
     made.rows = len(labels) if count is None else count
     made.indices = list(range(len(labels)))
     return made
-
-
-def test_the_sums_of_an_evaluation(data_regression):
-    of_rows = [rows([0, 1, 1]), rows([1]), rows([0], 0)]
-    of_tokens = [rows([[0, 1, 2], [0, 1, IGNORE_INDEX]]), rows([[0, IGNORE_INDEX, 1]]), rows([[0, 1, 2]], 0)]
-    logits = torch.tensor([[2.0, 1.0], [2.0, 1.0], [0.0, 3.0]])
-    found, losses = {}, [0.5, 0.25, 9.0]
-    for task, batches in (("classification", of_rows), ("language_modelling", of_tokens)):
-        advanced, answered, given = [], [], iter(losses)
-
-        def forward(input_ids, labels, given=given):
-            return SimpleNamespace(loss=torch.tensor(next(given)), logits=logits[: len(labels)])
-
-        sums = evaluate.totals(
-            forward,
-            batches,
-            task,
-            torch.device("cpu"),
-            advanced.append,
-            lambda batch, _, seen=answered: seen.append(batch.rows),
-        )
-        found[task] = [[float(each) for each in sums], advanced, answered]
-    data_regression.check(known(found))
 
 
 @pytest.mark.parametrize("ranks,world", [(1, 1), (2, 2), (1, 2), (2, 4)])

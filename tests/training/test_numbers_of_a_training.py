@@ -7,31 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from known_values import known
 
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.data_loader import Batch
 from legroom.records.record import LARGEST_EXPONENT, Evaluation
 from legroom.training import accelerate_loop, generate, scores, step
-
-LOGITS = torch.tensor([[2.0, 1.0, -1.0], [0.0, 3.0, 0.5], [-1.0, -2.0, -3.0], [0.25, -0.25, 4.0]])
-
-
-def test_the_sums_of_a_batch_and_the_scores_of_all(data_regression):
-    labels = {
-        "classification": torch.tensor([0, 1, 2, 2]),
-        "multi_label": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]]),
-        "regression": torch.tensor([1.0, 2.0, 4.0, 3.0]),
-    }
-    found = {}
-    for task, true in labels.items():
-        said = LOGITS[:, :1] if task == "regression" else LOGITS
-        sums = [float(each) for each in scores.sums(task, said, true)]
-        result = Evaluation(samples=4, loss=0.5, seconds=1.0)
-        scores.enter(result, task, sums)
-        assert len(sums) == scores.SUMS[task]
-        found[task] = [sums, [result.accuracy, result.f1, result.exact_match, result.pearson, result.perplexity]]
-    data_regression.check(known(found))
 
 
 @pytest.mark.parametrize(
@@ -96,39 +76,6 @@ def test_squads_scores_of_an_answer(said, answers, f1, exact):
 def test_how_many_steps_an_epoch_and_a_training_have(batches, accumulation, max_steps, epochs, counts):
     args = SimpleNamespace(gradient_accumulation_steps=accumulation, max_steps=max_steps, num_train_epochs=epochs)
     assert step.step_counts(args, batches) == counts
-
-
-def batch(rows: list[list[int]], even: bool, of_this_rank: int | None = None, ranks: int = 1, **more):
-    """A micro-batch of a language model. rows: labels, of which -1 is ignored."""
-    labels = torch.tensor(rows)
-    labels = labels.masked_fill(labels < 0, IGNORE_INDEX)
-    made = Batch({"input_ids": torch.zeros_like(labels), "labels": labels} | more)
-    made.rows = len(rows) if of_this_rank is None else of_this_rank
-    made.rows_everywhere, made.ranks, made.even = len(rows) * ranks, ranks, even
-    made.samples_everywhere, made.unpadded_everywhere = len(rows) * ranks + 1, 7
-    return made
-
-
-SHORT, LONG = [[1, -1, 3, -1]], [[1, 2, 3, 4], [1, 2, 3, -1]]
-
-
-def test_the_shares_of_micro_batches(data_regression, monkeypatch):
-    monkeypatch.setattr(step.collectives, "all_reduce_sum", lambda values, _: 2 * torch.tensor([*map(float, values)]))
-    monkeypatch.setattr(step.collectives, "world_size", lambda: 4)
-    cases = {
-        "one, even": [batch(LONG, True)],
-        "one, uneven": [batch(LONG, False)],
-        "two, even": [batch(LONG, True), batch(LONG[:1], True)],
-        "two, uneven": [batch(LONG, False), batch(SHORT, False)],
-        "one of two ranks, even": [batch(LONG, True, ranks=2)],
-        "two of two ranks, uneven": [batch(LONG, False, ranks=2), batch(SHORT, False, ranks=2)],
-        "no row of this rank": [batch(LONG, False, ranks=2), batch(SHORT, False, 0, ranks=2)],
-    }
-    found = {}
-    for name, batches in cases.items():
-        shares, samples, tokens, unpadded = step.step_shares(batches)
-        found[name] = [[None if each is None else float(each) for each in shares], samples, float(tokens), unpadded]
-    data_regression.check(known(found))
 
 
 def test_what_a_loss_is_averaged_over():
@@ -210,18 +157,6 @@ def row(count: int, first: int):
     """A row of so many tokens, trained from `first` on."""
     ids = torch.arange(10, 10 + count)
     return {"input_ids": ids, "labels": torch.where(torch.arange(count) < first, IGNORE_INDEX, ids)}
-
-
-@pytest.mark.parametrize("positions", [None, 6, 200])
-def test_what_a_model_is_given_to_go_on_from(data_regression, monkeypatch, positions):
-    monkeypatch.setattr(generate.answer_ends, "end_tokens", lambda tokenizer, own, warn: [own, 4])
-    data = SimpleNamespace(eval=[row(2, 1), row(7, 0), row(7, 3), row(9, 8)], tokenizer=Letters())
-    model, warned = Speaker(positions), []
-    state = torch.random.get_rng_state()
-    said = generate.continuations(model, data, 9, warned.append)
-    assert torch.equal(torch.random.get_rng_state(), state) and model.training and not warned
-    assert generate.continuations(model, data, 2, warned.append) == said[:2]
-    data_regression.check(known({"said": said, "asked": model.asked[:4]}))
 
 
 def test_a_model_that_generates_nothing_is_no_failure(monkeypatch):
