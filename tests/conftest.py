@@ -113,16 +113,11 @@ def pytest_unconfigure(config):
     config._cache_folder.cleanup()
 
 
-def slow_tests() -> set[str]:
-    """Tests that take seconds, each beside quicker ones of the same behaviour; by the names that pytest gives them."""
-    return set((ROOT / "tests" / "slow_tests.txt").read_text().splitlines())
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(items):
-    listed = slow_tests()
     for item in items:
-        if item.nodeid in listed:
+        slow_parameters = item.get_closest_marker("slow_for")
+        if slow_parameters and item.callspec.id in slow_parameters.args:
             item.add_marker(pytest.mark.slow)
     why = "needs an NVIDIA GPU, and a torch that is built for it: machine.gpus() is empty here"
     for item in items:

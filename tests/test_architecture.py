@@ -17,7 +17,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from conftest import slow_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -346,15 +345,3 @@ def test_no_two_test_files_have_one_name():
     """pytest imports them by it, and collects nothing where two are asked for."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(set(names)) == sorted(names)
-
-
-def test_slow_tests_that_are_listed_exist():
-    """By file and function: a test that is renamed, or gets parameters, would silently be quick again."""
-    for name in sorted(slow_tests()):
-        file, _, test = name.partition("::")
-        nodes = (node for node in ast.walk(tree(ROOT / file)) if isinstance(node, ast.FunctionDef))
-        functions = {node.name: list(map(ast.unparse, node.decorator_list)) for node in nodes}
-        function, *parameters = test.split("[", 1)
-        assert function in functions, f"tests/slow_tests.txt: {name}"
-        if any(decorator.startswith("pytest.mark.parametrize(") for decorator in functions[function]):
-            assert parameters, f"tests/slow_tests.txt: {name} has parameters"

@@ -68,6 +68,7 @@ def test_make_says_how_to_build(tmp_path):
         assert f"docker build --target {image} -t legroom:{image} ." in made.stdout, made.stderr
 
 
+@pytest.mark.slow
 def test_the_steps_for_a_cpu_install_a_command_that_trains(tmp_path):
     """In a new environment that sees the installed libraries, so that pip has only this package to build."""
     work, runs, python = tmp_path / "legroom", tmp_path / "runs", tmp_path / "venv" / "bin" / "python"

@@ -97,6 +97,7 @@ def test_a_guide_begins_with_a_command(page):
     assert re.search(r"^(\$ )?(python|make|legroom|accelerate|torchrun|from legroom) ?", beginning, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_printed_commands_are_accepted():
     """Each composes and is not refused. Those that need data, a folder or a network of the reader's are left out."""
     pages = [

@@ -14,6 +14,11 @@ pytest.importorskip("peft", reason="peft is not installed: pip install legroom[p
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")
 
 
+@pytest.mark.slow_for(
+    "model=bert_tiny adapter=lora adapter.dora=true",
+    "model=bert_tiny model.width=64 adapter=qlora adapter.bits=8",
+    "model=llama_tiny adapter=qlora adapter.dora=true",
+)
 @pytest.mark.parametrize(
     "words",
     [

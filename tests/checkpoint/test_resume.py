@@ -69,6 +69,14 @@ def whole(train):
 # --- exact -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for(
+    "accelerate-adafactor",
+    "accelerate-adam8bit",
+    "accelerate-lion8bit",
+    "trainer-adamw4bit",
+    "trainer-lion8bit",
+    "trainer-muon",
+)
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_resumed_run_is_the_one_that_was_never_stopped(whole, again, tmp_path, recipe, optim):
@@ -118,6 +126,7 @@ def test_any_checkpoint_will_do(whole, again, tmp_path, recipe, step):
     assert [line["loss"] for line in lines if "loss" in line] == resumed.training.losses
 
 
+@pytest.mark.slow_for("accelerate")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_run_can_be_trained_longer(train, again, whole, tmp_path, recipe):
     """What it ends with after more steps is what a run of so many steps has (with a schedule that knows no end)."""
@@ -190,6 +199,7 @@ checkpoint._flush = killed
 """
 
 
+@pytest.mark.slow_for("4", "5")
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_run_killed_while_it_saves_goes_on_from_the_last_whole_checkpoint(train, fault, again, whole, number):
     """A save flushes six times: three files, the manifest, the folder, and after the renaming the folder above."""
@@ -411,6 +421,7 @@ def test_an_evaluation_between_two_steps_changes_no_loss(train, recipe):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow_for("accelerate")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_resumed_runs_ledger_and_flops_are_those_of_a_run_left_alone(train, again, tmp_path, recipe):
     """The step under the ledger is one step more, however many steps came before it."""
@@ -436,6 +447,7 @@ checkpoint_files.write = slow
 """
 
 
+@pytest.mark.slow
 def test_a_slow_save_is_no_part_of_a_steps_time(train, fault):
     run = train("train.max_steps=4", "save.every_steps=1", fork_server=fault(SLOW_DISK))
     assert run.record.speed.step_seconds_p90 < 0.6

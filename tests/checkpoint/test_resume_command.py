@@ -35,6 +35,7 @@ def runs(tmp_path):
     return sorted(path for path in tmp_path.glob("outputs/*/*") if path.is_dir())
 
 
+@pytest.mark.slow
 def test_latest_finds_the_newest_run_of_the_same_training(command, fault, tmp_path):
     afresh = command(*SAVED, "resume=latest", fork_server=fault(BREAKS))
     assert afresh.code == 1
@@ -51,6 +52,7 @@ def test_latest_finds_the_newest_run_of_the_same_training(command, fault, tmp_pa
     assert command(*SAVED).code == 0 and len(runs(tmp_path)) == 3, "without the word it is a new run"
 
 
+@pytest.mark.slow
 def test_a_finished_run_may_still_be_asked_for_its_model(command, tmp_path):
     assert command(*SAVED, "hydra.run.dir=a").code == 0
     before = record_file.read(tmp_path / "a")
@@ -68,6 +70,7 @@ def test_a_finished_run_may_still_be_asked_for_its_model(command, tmp_path):
     assert told.code == 0 and "no model to save" in told.out and not (tmp_path / "b/model").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
     assert command(*SAVED, "hydra.run.dir=a", fork_server=fault(BREAKS)).code == 1
     assert command(*SAVED, "hydra.run.dir=b", "resume=latest").code == 0
@@ -86,6 +89,7 @@ def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
     assert record_file.read(tmp_path / "a").training.losses == record_file.read(tmp_path / "b").training.losses
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_named_must_hold_this_training(command, tmp_path):
     assert command(*SAVED, "hydra.run.dir=a").code == 0
     (tmp_path / "empty").mkdir()
@@ -105,6 +109,7 @@ def test_a_folder_that_is_named_must_hold_this_training(command, tmp_path):
     assert len(record_file.read(tmp_path / "b").training.losses) == 6
 
 
+@pytest.mark.slow
 def test_the_signature_is_of_the_training_alone():
     def signature(*words):
         return resume.signature(compose(*words).record.config)

@@ -41,6 +41,7 @@ def copied(run, step: int, folder):
 SPLIT = ["model=llama_tiny", "parallelism=fsdp_tp", "parallelism.tensor_size=2"]
 
 
+@pytest.mark.slow_for("ddp-trainer", "fsdp-accelerate", "fsdp-trainer")
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
@@ -94,6 +95,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow_for("fsdp 2-fsdp 4", "fsdp 2-single", "single-fsdp 2")
 @pytest.mark.parametrize(
     "before,after",
     [
@@ -141,6 +143,7 @@ if job.rank_info.rank == 1:
 """
 
 
+@pytest.mark.slow_for("fsdp")
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, whole, mode):
     options = ["recipe=accelerate", f"parallelism={mode}", *TWO]

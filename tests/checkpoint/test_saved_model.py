@@ -43,6 +43,9 @@ def tied(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow_for(
+    "adapter.modules_to_save=[lm_head]", "adapter.targets=[q_proj,embed_tokens]", "adapter.targets=[q_proj]"
+)
 @pytest.mark.parametrize(
     "words",
     [
@@ -128,6 +131,7 @@ def test_an_adapter_that_was_not_saved_as_trained_is_no_ok(train, fault):
     assert run.record.error.phase == "save" and "logits" in run.record.error.message
 
 
+@pytest.mark.slow_for("trainer")
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_opening_an_adapter_again_changes_nothing(train, recipe):
     """The step under the ledger trains the adapter as before."""
@@ -239,6 +243,7 @@ transformers.PreTrainedModel.save_pretrained = killed
 """
 
 
+@pytest.mark.slow_for("recipe=accelerate parallelism=fsdp parallelism.num_processes=2")
 @pytest.mark.parametrize(
     "words",
     [["recipe=trainer"], ["recipe=accelerate", "parallelism=fsdp", "parallelism.num_processes=2"]],

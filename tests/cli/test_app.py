@@ -363,6 +363,7 @@ def test_an_app_for_others_answers_under_any_name_and_yet_its_own_page_alone(sen
 # --- the processes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_estimates_run_in_processes_and_are_kept(form, tmp_path):
     estimates = Estimates(tmp_path / "estimates")
     words = form.overrides(CHOSEN)
@@ -375,6 +376,7 @@ def test_estimates_run_in_processes_and_are_kept(form, tmp_path):
     assert other["record"]["memory"]["peak_tensor_bytes"] == again["record"]["memory"]["peak_tensor_bytes"]
 
 
+@pytest.mark.slow
 def test_an_estimate_that_takes_too_long_is_ended(form, tmp_path, monkeypatch):
     monkeypatch.setattr("legroom.cli.app.estimates.SECONDS", 0.01)
     found = Estimates(tmp_path / "estimates").answer(form.overrides(CHOSEN))

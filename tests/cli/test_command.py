@@ -241,6 +241,7 @@ def test_a_folder_that_cannot_be_written_is_refused(command, tmp_path, flags):
     assert flags[-2 if len(flags) > 1 else 0].split("=")[0] in ended.err, "the key to type"
 
 
+@pytest.mark.slow
 def test_paths_with_any_letters_are_read_and_written(command, tmp_path):
     (tmp_path / "Müller, 日本 = (1).txt").write_text("word " * 400)
     ended = command(
@@ -392,6 +393,7 @@ def test_a_whole_run_from_the_shell(legroom, tmp_path, recipe):
 NEEDS_A_QUARTER_GIB = small("model.width=512", "model.heads=8", "model.feed_forward=2048", "model.vocab=30522")
 
 
+@pytest.mark.slow_for("0.001")
 @pytest.mark.parametrize("limit", [0.001, 0.02, 0.1, 0.2])
 def test_a_run_that_runs_out_of_memory_exits_with_3(command, tmp_path, limit):
     """Whatever the limit, and wherever the memory runs out: threads and small buffers need some too."""
@@ -453,6 +455,7 @@ def test_a_sweep_runs_each_job_in_a_folder_named_after_its_key(command, tmp_path
         assert record_file.read(folder).config_key == folder.name
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_refused_job_and_says_so_at_the_end(command, tmp_path):
     ended = command("-m", "precision=tf32,fp32", "hydra.sweep.dir=sweep", *small())
     assert ended.code == 1 and statuses(tmp_path / "sweep") == ["ok", "refused"]
@@ -463,6 +466,7 @@ def test_out_of_memory_is_a_result_of_a_sweep(command, tmp_path):
     assert ended.code == 0 and statuses(tmp_path / "sweep") == ["ok", "oom"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep(command, monkeypatch, tmp_path):
     interrupt_at_the_first_step(monkeypatch)
     ended = command(

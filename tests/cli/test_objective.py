@@ -15,6 +15,7 @@ from legroom.records import record_file
 from legroom.records.record import STATUSES
 
 
+@pytest.mark.slow
 def test_a_job_of_a_sweep_returns_the_number_that_objective_names(command, monkeypatch, tmp_path):
     returned, run = [], sweep_run.run_in_sweep
     monkeypatch.setattr(sweep_run, "run_in_sweep", lambda *args: returned.append(run(*args)) or returned[-1])

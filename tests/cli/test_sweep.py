@@ -70,6 +70,7 @@ def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
     assert len((tmp_path / "s/results.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_a_record_of_another_job_or_of_wrong_types_is_not_taken_for_the_jobs_own(command, tmp_path):
     arguments = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,1", f"hydra.sweep.dir={tmp_path}/s"]
     ended = command(*arguments)
@@ -86,6 +87,7 @@ def test_a_record_of_another_job_or_of_wrong_types_is_not_taken_for_the_jobs_own
     assert not found[0].warnings and ended.err.count("is replaced") == 2
 
 
+@pytest.mark.slow
 def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp_path):
     ended = command("-m", *SWEEP, "precision=fp16,fp32", "device=cpu", f"hydra.sweep.dir={tmp_path}/s")
     assert ended.code == 1
@@ -102,6 +104,7 @@ def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp
         assert not list(tmp_path.glob("t/*/result.json"))
 
 
+@pytest.mark.slow
 def test_cards_that_cannot_compute_what_is_asked_are_rows_of_estimates_over_all(command, tmp_path):
     words = small("recipe=estimate", "precision=bf16", "device=auto", "hydra.sweep.dir=s")
     ended = command("-m", *words, "gpu=glob([t4*,a10_*])")

@@ -296,6 +296,7 @@ def test_both_recipes_train_the_same_on_conversations(train, tmp_path, more):
     assert len(shown) == ("data.preview=2" in more) and all("sample 2 of 8" in text for text in shown)
 
 
+@pytest.mark.slow_for("none")
 @pytest.mark.parametrize("template", [HEADERS, None], ids=["headers", "none"])
 def test_a_pretrained_folder_brings_its_template_and_the_saved_model_has_it(train, tmp_path, template):
     tiny.tiny_model("llama", "language_modelling").save_pretrained(tmp_path / "model")

@@ -87,6 +87,7 @@ def test_dummy_follows_the_seed_and_evaluates_on_other_rows():
 # --- source: real text on every machine ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_source_is_python_from_the_library():
     rows = built("data=source", "model=gpt2_tiny", "data.samples=256", "data.seq_len=64")
     text = b"".join(bytes(i - 1 for i in ids if i) for ids in ids_of(rows.train))  # a block may cut a letter in two
@@ -179,6 +180,7 @@ def test_a_classification_keeps_one_label_a_row():
     assert batch["labels"].tolist() == [1, 1, 0]
 
 
+@pytest.mark.slow_for("gpt2_tiny")
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny", "llama_tiny"])
 def test_padding_changes_no_loss(train, tmp_path, model):
     """What a classification sees of a text does not depend on how much padding stands behind it."""
@@ -204,6 +206,7 @@ def test_both_recipes_take_the_samples_in_the_same_new_order_in_each_epoch(train
     assert first != pytest.approx(second, rel=1e-6)
 
 
+@pytest.mark.slow_for("trainer")
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_workers_change_neither_the_order_nor_the_dropout(train, recipe):
     words = [f"recipe={recipe}", "model.dropout=0.1", "train.max_steps=5"]

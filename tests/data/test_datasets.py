@@ -104,6 +104,7 @@ def in_bytes(text: str) -> list[int]:
 # --- mrpc ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mrpc_trains_the_same_in_both_recipes_from_files_of_any_kind(train, folder):
     losses = []
     for name, suffix in (
@@ -194,6 +195,7 @@ def test_encoders_alone_are_told_which_text_of_a_pair_is_which(folder, words):
     )
 
 
+@pytest.mark.slow
 def test_both_recipes_train_the_same_on_pairs_of_a_tokenizer(train, folder, words):
     told = ["data=mrpc", f"data.path={folder('mrpc', '.jsonl')}", f"data.tokenizer={words[0]}", "data.samples=null"]
     losses = [train(f"recipe={recipe}", *told, "accumulation=x2").record.training.losses for recipe in RECIPES]
@@ -203,6 +205,7 @@ def test_both_recipes_train_the_same_on_pairs_of_a_tokenizer(train, folder, word
 # --- wikitext --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_wikitext_trains_the_same_in_both_recipes_from_files_of_any_kind(train, folder):
     losses = []
     for suffix in (".parquet", ".jsonl", ".csv"):
@@ -445,6 +448,7 @@ def article(tmp_path_factory):
     return path, in_bytes(text)
 
 
+@pytest.mark.slow_for("llama_tiny-24-7", "mixtral_tiny-48-47")
 @pytest.mark.parametrize("name,window,stride", [("gpt2_tiny", 32, 8), ("llama_tiny", 24, 7), ("mixtral_tiny", 48, 47)])
 def test_the_perplexity_is_that_of_one_token_at_a_time(train, article, name, window, stride):
     path, tokens = article
@@ -465,6 +469,7 @@ def test_the_perplexity_is_that_of_one_token_at_a_time(train, article, name, win
     assert loss != pytest.approx(by_hand(run.folder / "model", tokens, 32, 32), rel=1e-4)  # it matters
 
 
+@pytest.mark.slow
 def test_a_stride_of_the_window_is_the_evaluation_without_overlap(train, article):
     path, tokens = article
     told = ["recipe=accelerate", "data=wikitext", "model=gpt2_tiny", f"data.path={path}", "data.eval_samples=null"]
@@ -522,6 +527,7 @@ def test_a_window_over_an_evaluation_that_is_not_there_is_refused(train):
 # --- mixtral ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("accelerate")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_mixtral_learns_real_text(train, recipe):
     run = train(

@@ -352,6 +352,7 @@ def test_the_doctor_speaks_where_nothing_is_installed(tmp_path):
     assert "not installed: pip install -e ." in rows(done.stdout) and "'.[8bit]'" in done.stdout
 
 
+@pytest.mark.slow
 def test_on_this_machine_bitsandbytes_takes_its_step_and_the_page_is_plain(run_doctor):
     done = run_doctor(**{name: code for name, code in LIGHT.items() if name != "torch"})
     assert done.returncode == 0, done.stdout + done.stderr

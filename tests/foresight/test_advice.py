@@ -42,6 +42,7 @@ def advised(predicted):
     return advised
 
 
+@pytest.mark.slow
 def test_it_keeps_the_mathematics_and_is_what_fit_finds(advised, predicted):
     from legroom.foresight.search import plan, request
 
@@ -65,6 +66,7 @@ def test_it_keeps_the_mathematics_and_is_what_fit_finds(advised, predicted):
         assert best.config[menu] == again.config[menu] or menu == "batch"
 
 
+@pytest.mark.slow_for("parallelism=zero parallelism.offload=optimizer")
 @pytest.mark.parametrize(
     "words", ["parallelism=fsdp parallelism.cpu_offload=true", "parallelism=zero parallelism.offload=optimizer"]
 )
@@ -77,6 +79,7 @@ def test_where_the_host_makes_the_step_the_simplest_comes_first(advised, predict
     assert f"Tried: {found} fits, and computes the same." in hint
 
 
+@pytest.mark.slow
 def test_where_the_mathematics_has_to_change_it_changes_as_little_as_will_do(advised, predicted):
     from legroom.foresight.search import objective, plan, request, space
 
@@ -96,6 +99,7 @@ def test_where_the_mathematics_has_to_change_it_changes_as_little_as_will_do(adv
     assert space.compose_estimate(*with_changes(words, found[0].changes))[2] == []
 
 
+@pytest.mark.slow
 def test_more_gpus_keep_the_effective_batch_where_they_can(advised, predicted):
     words = [*WORDS, "optim=sgd", "optim.momentum=0", "precision=bf16_pure", "gpu.nccl_bytes=0", "adapter=none"]
     words += ["model.width=1024", "model.feed_forward=4096", "model.layers=6", "data.seq_len=16", "batch.per_device=8"]

@@ -80,6 +80,7 @@ def test_fit_takes_a_configuration(saved):
     assert found.fits and not validate.validate(search.base)
 
 
+@pytest.mark.slow
 def test_fit_refuses_another_kind_of_model_before_its_heading(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": ["T5Model"]}))
     words = [sys.executable, "scripts/fit.py", *WORDS, f"model.pretrained={tmp_path}"]

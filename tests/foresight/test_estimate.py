@@ -36,6 +36,7 @@ def test_the_record(train):
     assert record_file.read(run.folder) == run.record
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_says_by_how_much(predicted):
     """The figures are of the whole step: 4 bytes for weights, gradients and two states, and 4 for foreach's copy."""
     outcome = predicted(
@@ -57,6 +58,7 @@ def test_a_model_that_does_not_fit_says_by_how_much(predicted):
     assert "optim=adam8bit" in outcome.error.hint
 
 
+@pytest.mark.slow_for("sgd-12")
 @pytest.mark.parametrize(
     "optim,bytes_a_parameter",
     [
@@ -104,6 +106,7 @@ def test_8_bit_states_by_hand(predicted):
     assert outcome.memory.largest_bytes["optimizer"] == by_hand + 2 * 256 * 4  # and two tables of 256 values
 
 
+@pytest.mark.slow
 def test_paged_states_lie_outside_the_allocator(predicted):
     words = ["gpu=a100_80gb", "model=gpt2", "data.seq_len=64", "data.samples=4", "batch.per_device=1"]
     paged, plain = predicted(*words, "optim=paged_adam8bit"), predicted(*words, "optim=adam8bit")
@@ -210,6 +213,7 @@ def test_what_the_host_does_has_no_speed(predicted):
     assert outcome.speed.samples_per_second is None and any("cpu_offload" in line for line in outcome.warnings)
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_layer_share_its_samples(predicted):
     """Eight ranks, four replicas. A rank keeps an eighth of the layers' matrices, and a quarter of both embeddings."""
     whole, halves = predicted(*LARGE, "parallelism=fsdp"), predicted(*LARGE, "parallelism=fsdp_tp")
@@ -276,6 +280,7 @@ def test_an_estimate_for_the_cpu_has_no_allocator(train):
 # --- settings that it knows or flags ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_allocators_settings_count(predicted, monkeypatch):
     words = ["gpu=a100_80gb", "model=bert_large", "batch.per_device=4", "data.seq_len=128", "data.samples=8"]
     plain = predicted(*words).memory
@@ -375,11 +380,13 @@ def test_no_search_without_time_for_it(train, fault):
     assert train(*V100, *words, fork_server=failing, status="oom").record.error.hint
 
 
+@pytest.mark.slow
 def test_a_sweep_of_estimates_has_a_table(command):
     done = command("-m", *small(*V100), "precision=fp32,fp16")
     assert done.code == 0 and done.out.count("ok (estimate)") == 2
 
 
+@pytest.mark.slow
 def test_explained(train):
     run = train(*V100, "estimate.explain=true", "batch.per_device=4", "model=gpt2_tiny")
     result = run.record.estimate
@@ -408,6 +415,7 @@ def test_the_verdict_of_a_lever_is_that_of_its_estimate():
     assert all(row["device_used_bytes"] < 16 * 2**30 for row in found)
 
 
+@pytest.mark.slow
 def test_the_parts_of_sharded_weights_have_names(train):
     run = train(*V100, "parallelism=fsdp", "parallelism.num_processes=2", "estimate.explain=true", "data.seq_len=8")
     kept = [row for row in run.record.estimate.largest if row["part"] in ("parameters", "optimizer")]

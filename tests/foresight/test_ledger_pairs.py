@@ -83,6 +83,7 @@ def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):
     assert not wrong
 
 
+@pytest.mark.slow_for("model=llama_tiny loss=chunked loss.rows=8 model.vocab=4096 accumulation.steps=2")
 @pytest.mark.parametrize(
     "options",
     [
@@ -113,6 +114,11 @@ def test_settings_count_the_same(options, tmp_path):
     assert not differing(real(options, tmp_path), fake(options, tmp_path))
 
 
+@pytest.mark.slow_for(
+    "model.attention=eager checkpointing=full-gpt2_tiny",
+    "model.attention=eager checkpointing=full-llama_tiny",
+    "precision=bf16-llama_tiny",
+)
 @pytest.mark.parametrize("model", ["llama_tiny", "gpt2_tiny"])
 @pytest.mark.parametrize("more", [["precision=bf16"], ["model.attention=eager", "checkpointing=full"]], ids=" ".join)
 def test_packed_rows_count_the_same(tmp_path, model, more):

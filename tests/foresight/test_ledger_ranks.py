@@ -111,6 +111,7 @@ MORE_RANKS = [
 ]
 
 
+@pytest.mark.slow_for("words1", "words2", "words3", "words4", "words5", "words6")
 @pytest.mark.parametrize("words", [*RANKS, *(pytest.param(words, marks=pytest.mark.slow) for words in MORE_RANKS)])
 def test_a_rank_that_is_not_there_counts_the_same(real, rows, tmp_path, words):
     chosen = SHORT + [word for given in words.split() for word in (rows if given == "data=rows" else [given])]
@@ -120,6 +121,7 @@ def test_a_rank_that_is_not_there_counts_the_same(real, rows, tmp_path, words):
     assert predicted["peak_tensor_bytes"] == pytest.approx(counted["peak_tensor_bytes"], rel=0.005)
 
 
+@pytest.mark.slow
 def test_two_ranks_do_not_count_as_four(tmp_path):
     """So that the comparison above can fail."""
     two, four = (foreseen(tmp_path, *small(*SHORT, "parallelism=fsdp", count)).parts for count in (TWO, FOUR))
@@ -146,6 +148,7 @@ def test_buckets_stand_in_the_allocator_once(tmp_path):
     assert four.demand.peak_allocated_bytes == pytest.approx(one.demand.peak_allocated_bytes, rel=0.01)
 
 
+@pytest.mark.slow_for("words1")
 @pytest.mark.parametrize("words", [["model=gpt2_tiny", "precision=bf16"], ["model=bert_tiny", "accumulation.steps=3"]])
 def test_what_is_offloaded_is_not_on_the_device(tmp_path, words):
     here, away = (
@@ -227,6 +230,7 @@ def test_tokens_of_uneven_batches_are_those_of_all_ranks(tmp_path, rows):
     assert (four.tokens, four.warnings) == (4 * alone.tokens, alone.warnings)
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("shard_size", [2, 4])
 def test_eight_ranks_in_groups_shard_within_a_group(tmp_path, shard_size):
     grouped = ["parallelism.strategy=hybrid_shard", f"parallelism.shard_size={shard_size}"]

@@ -139,6 +139,7 @@ def test_stage_2_copies_sums_of_gradients_over_the_bus(tmp_path):
     assert 2 * own < further[1] < 2 * whole and further[1] < further[0] < 2 * further[1]
 
 
+@pytest.mark.slow_for("3")
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_stage_3_copies_parts_over_the_bus(tmp_path, steps):
     """Of R bytes: gradients to the host and back for each micro-batch, once more to the optimizer, and weights back;

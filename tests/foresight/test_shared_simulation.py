@@ -29,6 +29,7 @@ def counted(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_cards_of_the_same_rules_share_a_simulation(counted, monkeypatch, tmp_path):
     from legroom.foresight import prediction, shared_simulation
 
@@ -52,6 +53,7 @@ def test_cards_of_the_same_rules_share_a_simulation(counted, monkeypatch, tmp_pa
     assert copy.deepcopy(shared) == alone
 
 
+@pytest.mark.slow
 def test_a_sweep_over_cards_is_sorted_by_speed(command, tmp_path):
     words = small("recipe=estimate", "precision=bf16", "device=auto", "hydra.sweep.dir=s")
     ended = command("-m", *words, "gpu=glob([l4_*,t4*,rtx4090*,rtx4060*])")

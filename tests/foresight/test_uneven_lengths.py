@@ -81,6 +81,7 @@ def test_what_a_full_card_lacks_is_kept_free_beside_the_margin():
     assert prediction.judged(gpu, 0.0, 0, 36 * MIB, lacking).verdict == FITS
 
 
+@pytest.mark.slow
 def test_in_16_bits_a_margin_within_what_the_orders_lack_is_tight(predicted, tmp_path):
     chance = random.Random(1)
     file = tmp_path / "talks.jsonl"

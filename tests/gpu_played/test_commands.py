@@ -32,6 +32,7 @@ def borrowed(gpus, monkeypatch):
     monkeypatch.setattr("legroom.jobs.fork_client.ForkServer", server)
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_what_the_card_counted(gpus, command):
     ended = command(
         "-m", "recipe=accelerate,trainer", "precision=bf16", *TINY, "data.eval_samples=4", fork_server=gpus()
@@ -110,6 +111,7 @@ def test_a_trace_of_the_allocator_is_recorded_and_compared(gpus, on_gpu, monkeyp
     assert "events  allocated" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_predictions_are_compared_with_the_card(gpus, borrowed, tmp_path, capsys):
     listed = tmp_path / "list.txt"
     listed.write_text("precision=bf16\n")
@@ -121,6 +123,7 @@ def test_predictions_are_compared_with_the_card(gpus, borrowed, tmp_path, capsys
     assert accuracy.run(comparison, tmp_path / "nothing") == 0 and not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_efficiencies_are_fitted_on_measured_runs(on_gpu, monkeypatch, capsys):
     import concurrent.futures
 

@@ -13,6 +13,7 @@ pytest_plugins = ["gpu_fixtures"]
 RECIPES = ["trainer", "accelerate"]
 
 
+@pytest.mark.slow_for("bf16_pure-trainer", "fp32-trainer")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("option", ["fp32", "tf32", "bf16", "fp16", "bf16_pure"])
 def test_a_job_on_a_gpu_has_the_losses_of_the_cpu_and_the_figures_of_the_card(train, on_gpu, recipe, option):
@@ -40,6 +41,7 @@ def test_a_job_on_a_gpu_has_the_losses_of_the_cpu_and_the_figures_of_the_card(tr
     assert shown.memory_bytes == memory.context_bytes + memory.peak_reserved_bytes < shown.memory_limit_bytes
 
 
+@pytest.mark.slow_for("adafactor", "adam8bit", "paged_adam8bit", "paged_adamw", "paged_lion8bit")
 @pytest.mark.parametrize(
     "option", ["adamw_fused", "adam8bit", "paged_adam8bit", "paged_adamw", "paged_lion8bit", "adafactor"]
 )
@@ -50,6 +52,7 @@ def test_every_optimizer_takes_the_same_steps_in_both_recipes(on_gpu, option):
     assert ours.training.losses[-1] != ours.training.losses[0]
 
 
+@pytest.mark.slow_for("accelerate")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_pinned_batches_of_a_process_checkpointing_and_accumulation(on_gpu, recipe):
     words = ["accumulation=x2", "checkpointing=full", "precision=bf16"]
@@ -151,6 +154,7 @@ pynvml.gpus[0]["nvmlDeviceGetMemoryInfo"] = unsupported
 # --- predictions for the card at hand ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_estimate_is_for_the_card_at_hand_and_does_not_open_it(on_gpu):
     code = "import torch\nfrom played_gpu import CARDS\nCARDS.take = lambda size: 1 / 0"
     record = on_gpu("recipe=estimate", "gpu=auto", "device=auto", code=code).record

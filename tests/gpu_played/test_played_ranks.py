@@ -26,6 +26,7 @@ Memory.of_rank = checked
 """
 
 
+@pytest.mark.slow_for("ddp-trainer", "fsdp-trainer", "fsdp_tp-trainer", "offload-trainer")
 @pytest.mark.parametrize("recipe", ["trainer", pytest.param("accelerate", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks_have_a_card_each(on_gpu, train, recipe, mode):

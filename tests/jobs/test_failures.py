@@ -122,6 +122,17 @@ def test_the_hint_for_an_older_gpu_names_what_it_can_do():
     assert "precision=fp16" in hint and "bf16" not in hint
 
 
+@pytest.mark.slow_for(
+    "backward-['accumulation=x2']",
+    "backward-['batch.effective=16']",
+    "backward-['data.seq_len=3']",
+    "backward-['model=llama_tiny', 'batch.per_device=6']",
+    "backward-['model=llama_tiny', 'parallelism=fsdp_tp', 'parallelism.num_processes=4']",
+    "backward-['parallelism=ddp', 'parallelism.static_graph=true']",
+    "backward-['parallelism=fsdp']",
+    "step-['parallelism=ddp', 'parallelism.static_graph=true']",
+    "step-[]",
+)
 @pytest.mark.parametrize(
     "words",
     [

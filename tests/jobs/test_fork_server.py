@@ -69,6 +69,7 @@ def run(make_job):
     return run
 
 
+@pytest.mark.slow
 def test_bitsandbytes_is_imported_by_the_jobs_that_need_it_alone(server_with, run):
     """In the server it took a core from the first job of a sweep, whose speed was a third too low beside the others."""
     server = server_with(
@@ -92,6 +93,7 @@ def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_pro
     assert "SIGABRT" in shown[0] and "new process" in shown[0]
 
 
+@pytest.mark.slow_for("6")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(server_with, run, number):
     server = server_with("empty.py", "")
@@ -121,6 +123,7 @@ def test_a_worker_for_which_nobody_waits_any_more_is_ended(server_with, run):
     assert run(server)[0].status == "ok"
 
 
+@pytest.mark.slow_for("raise SystemExit('no room for libraries')-no room for libraries")
 @pytest.mark.parametrize(
     "what, cause",
     [
@@ -134,6 +137,7 @@ def test_a_server_that_dies_while_it_imports_is_replaced_and_the_cause_named(ser
     assert outcome.status == "ok" and len(shown) == 1 and cause in shown[0] and shown[0] in outcome.warnings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_worker_that_ends_while_its_server_hangs_ends_its_job(server_with, run, killed):
     server = server_with("empty.py", "")

@@ -101,6 +101,7 @@ def test_a_worker_that_cannot_be_killed_leaves_a_record(make_job):
     assert record_file.read(supervisor.job.folder).status == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_inside_a_message_leaves_a_record(make_job, fault):
     code = """
 import os, legroom.training.setup
@@ -216,6 +217,7 @@ def test_a_library_that_ends_the_process_for_want_of_memory_is_out_of_memory(tra
     assert "memory" in run.record.error.message and "precision=bf16" in run.record.error.hint
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
     train()  # so that the fork server has its libraries before the clock starts
     start = time.monotonic()
@@ -225,6 +227,7 @@ def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
     assert "4 seconds" in run.record.error.message and "launch.timeout_seconds" in run.record.error.hint
 
 
+@pytest.mark.slow
 def test_nothing_of_a_job_stays_behind(train, fork_server):
     """Loader processes neither, also where the job was ended by force."""
     train(*LONG, "data.workers=2", "launch.timeout_seconds=4", status="timeout")

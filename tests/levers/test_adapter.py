@@ -27,6 +27,7 @@ TWO = ["parallelism=fsdp", "parallelism.num_processes=2"]
 LORA = ["adapter=lora", "train.max_steps=4", "data.samples=16", "train.schedule=constant"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -65,6 +66,7 @@ def test_recomputation_changes_no_loss(train):
     assert recomputed.memory.activations_bytes < kept.memory.activations_bytes
 
 
+@pytest.mark.slow_for("lora-accelerate", "qlora-accelerate")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
     "words", [["adapter=lora", "model=gpt2_tiny"], ["adapter=qlora", "model=llama_tiny"]], ids=["lora", "qlora"]
@@ -84,6 +86,7 @@ def test_a_resumed_adapter_is_the_one_that_was_never_stopped(train, again, tmp_p
     assert resumed.training.losses == run.record.training.losses
 
 
+@pytest.mark.slow_for("bert_tiny")
 @pytest.mark.parametrize("model", ["llama_tiny", "bert_tiny"])
 def test_peft_opens_what_was_saved_and_it_answers_as_it_was_evaluated(train, model):
     base = train(f"model={model}", "save.final=true").folder / run_folder.MODEL_FOLDER
@@ -100,6 +103,7 @@ def test_peft_opens_what_was_saved_and_it_answers_as_it_was_evaluated(train, mod
     assert loss.item() == pytest.approx(run.record.evaluation.loss, rel=1e-5) != without.item()
 
 
+@pytest.mark.slow
 def test_two_ranks_train_the_adapter_that_one_trains(train):
     words = [*LORA, "model=llama_tiny", "recipe=accelerate"]
     one = train(*words, "batch.per_device=4").record
@@ -107,6 +111,7 @@ def test_two_ranks_train_the_adapter_that_one_trains(train):
     assert two.training.losses == pytest.approx(one.training.losses, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_sharded_ranks_train_the_adapter_that_one_trains_and_save_it(train, again, tmp_path, recipe):
     base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER

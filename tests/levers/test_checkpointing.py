@@ -45,6 +45,7 @@ def kept(train):
     return kept
 
 
+@pytest.mark.slow_for("bert_tiny-selective-trainer", "gpt2_tiny-selective-trainer", "llama_tiny-selective-trainer")
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 @pytest.mark.parametrize("name", ["selective", "offload"])
 @pytest.mark.parametrize("model", ["llama_tiny", "bert_tiny", "gpt2_tiny"])
@@ -54,12 +55,14 @@ def test_both_recipes_lose_the_same_with_dropout(train, kept, recipe, name, mode
     assert record.training.losses == pytest.approx(kept(*words), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_with_a_chunked_loss_and_an_adapter(train, kept):
     words = ["model=llama_tiny", "loss=chunked", "loss.rows=8", "adapter=lora"]
     record = train("checkpointing=selective", "checkpointing.every_n_layers=2", *words, *STEPS).record
     assert record.training.losses == pytest.approx(kept(*words), rel=1e-6)
 
 
+@pytest.mark.slow_for("parallelism=fsdp precision=bf16 parallelism.wrap=size parallelism.wrap_min_parameters=1000")
 @pytest.mark.parametrize(
     "words",
     ["parallelism=ddp", "parallelism=fsdp precision=bf16 parallelism.wrap=size parallelism.wrap_min_parameters=1000"],
@@ -101,6 +104,7 @@ def counted(*words: str) -> tuple[dict, Counter]:
     return ledger.parts() | {"flops": ledger.model_flops}, products.count
 
 
+@pytest.mark.slow_for("gpt2_tiny")
 @pytest.mark.parametrize("model", ["llama_tiny", "gpt2_tiny"])
 def test_what_is_kept_and_what_is_computed_again(model):
     every = "checkpointing.every_n_layers=2"

@@ -37,6 +37,7 @@ def test_both_recipes_train_in_8_bits_and_lose_about_the_same(on_gpu):
         assert record.memory.largest_bytes["gradients"] == wide.memory.largest_bytes["gradients"] > 0
 
 
+@pytest.mark.slow
 def test_beside_other_levers(on_gpu):
     levers = [
         "model=llama_tiny",

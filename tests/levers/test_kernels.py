@@ -52,12 +52,14 @@ def test_both_recipes_train_with_the_kernels(on_gpu, installed, recipe):
     assert with_kernels.config["kernels"] == {"name": "liger"}
 
 
+@pytest.mark.slow
 def test_beside_an_adapter_they_are_in_the_model_itself(on_gpu, installed):
     words = ["recipe=accelerate", "model=llama_tiny", "adapter=lora"]
     plain, with_kernels = on_gpu(*words).record, on_gpu(*words, "kernels=liger", code=PACKAGE).record
     assert with_kernels.training.losses[0] == pytest.approx(2 * plain.training.losses[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_classifier_keeps_its_loss(on_gpu, installed, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f'{{"text": "row {n}", "label": {n % 2}}}\n' for n in range(8)))

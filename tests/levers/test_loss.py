@@ -139,6 +139,12 @@ def test_a_model_that_does_more_with_its_logits_is_refused():
         chunked_loss.use_chunked_loss(model, None)
 
 
+@pytest.mark.slow_for(
+    "model=llama_tiny parallelism=fsdp parallelism.num_processes=2 precision=bf16-accelerate",
+    "model=llama_tiny parallelism=fsdp parallelism.num_processes=2 precision=bf16-trainer",
+    "model=mixtral_tiny parallelism=ddp parallelism.num_processes=2-accelerate",
+    "model=mixtral_tiny parallelism=ddp parallelism.num_processes=2-trainer",
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
     "words",

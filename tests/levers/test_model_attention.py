@@ -200,6 +200,7 @@ def test_a_window_is_applied_in_both_recipes_by_sdpa_and_by_eager(train, saved):
     assert abs(whole[0] - ours[0]) > 1e-3, "the window changes what a token sees"
 
 
+@pytest.mark.slow_for("gemma3_text-eager", "mistral-eager", "qwen2-sdpa")
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", WINDOWED)
 def test_a_window_takes_in_an_estimate_what_it_takes(saved, tmp_path, family, name):

@@ -131,6 +131,7 @@ class StepsInBackward(torch.optim.SGD):
         return None
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_steps_in_the_backward_pass_trains_as_one_that_steps_after_it(tmp_path, monkeypatch):
     losses = {}
     for kind in (torch.optim.SGD, StepsInBackward):

@@ -48,6 +48,9 @@ def outcome(run):
 SIZE = "fsdp parallelism.strategy=shard_grad_op parallelism.wrap=size parallelism.wrap_min_parameters=1000"
 
 
+@pytest.mark.slow_for(
+    "trainer-fsdp parallelism.strategy=shard_grad_op parallelism.wrap=size parallelism.wrap_min_parameters=1000-2"
+)
 @pytest.mark.parametrize(
     "recipe, mode, per_device",
     [
@@ -80,6 +83,7 @@ def test_two_ranks_train_as_one(train, alone, recipe, mode, per_device):
         torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow_for("accelerate")
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_an_evaluation_leaves_no_weights_gathered(train, fault, recipe):
     """With shard_grad_op only a backward pass frees them; the ledger's step then failed in the Trainer."""
@@ -99,6 +103,7 @@ evaluate.evaluate = checked
 """
 
 
+@pytest.mark.slow_for("accelerate")
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_reduced_in_every_micro_batch_no_rank_holds_whole_gradients(train, recipe):
     words = [f"recipe={recipe}", "parallelism=fsdp", TWO, "model.layers=8", "batch.per_device=1", "accumulation=x2"]
@@ -109,6 +114,7 @@ def test_reduced_in_every_micro_batch_no_rank_holds_whole_gradients(train, recip
     assert once.memory.peak_tensor_bytes - each.memory.peak_tensor_bytes > 0.2 * whole
 
 
+@pytest.mark.slow_for("trainer")
 @pytest.mark.parametrize("recipe", ["trainer", pytest.param("accelerate", marks=pytest.mark.slow)])
 def test_groups_of_ranks_train_as_one(train, recipe):
     """FSDP in two groups, and layers split over two ranks with FSDP over two of such groups."""
@@ -144,6 +150,7 @@ def test_layers_split_by_the_plans_of_transformers_train_as_one(train, kind):
     assert train(*words, *mode).record.training.losses == pytest.approx(alone, rel=1e-5)
 
 
+@pytest.mark.slow_for("bert_tiny-48")
 @pytest.mark.parametrize("model, length", [("bert_tiny", 48), ("gpt2_tiny", 48)])
 def test_rows_of_different_lengths_and_a_rank_without_any(train, tmp_path, model, length):
     """Nineteen rows over three ranks: the last step has one row, so two ranks only come along."""
@@ -169,6 +176,7 @@ def test_rows_of_different_lengths_and_a_rank_without_any(train, tmp_path, model
     assert three.evaluation.loss == pytest.approx(alone.evaluation.loss, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_fsdp_halves_what_a_rank_holds_and_the_record_shows_it(train):
     words = ["model.width=64", "model.vocab=1024", "batch.per_device=2"]
     one, two = train(*words).record.memory, train(*words, "parallelism=fsdp", TWO).record.memory
@@ -182,6 +190,7 @@ def test_fsdp_halves_what_a_rank_holds_and_the_record_shows_it(train):
     assert two.peak_tensor_bytes == max(rank["peak_tensor_bytes"] for rank in two.per_rank)
 
 
+@pytest.mark.slow
 def test_a_weight_with_two_names_is_saved_once(train):
     words = ["model=gpt2_tiny", "save.final=true", "batch.effective=4", "data.samples=8"]
     one, two = (
@@ -214,6 +223,7 @@ def test_the_whole_model_is_built_once(train, fault):
     assert "the whole model" in whole.error.message
 
 
+@pytest.mark.slow
 def test_ddp_keeps_all_and_tells_how_long_it_waits(train):
     one, two = train().record, train("parallelism=ddp", TWO, "train.max_steps=4").record
     assert two.memory.weights_bytes == one.memory.weights_bytes
@@ -222,6 +232,7 @@ def test_ddp_keeps_all_and_tells_how_long_it_waits(train):
     assert one.speed.waiting_seconds_per_rank == []
 
 
+@pytest.mark.slow
 def test_flops_are_those_of_all_ranks(train):
     one = train("batch.per_device=4", "data.samples=8").record.speed.model_flops_per_step
     for mode in ("ddp", "fsdp"):

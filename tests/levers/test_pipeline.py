@@ -53,6 +53,7 @@ def test_ranks_that_share_out_the_layers_train_as_one(train, alone, words):
         torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_a_checkpoint_goes_on_with_as_many_ranks_others_or_none(train, again, tmp_path, recipe):
     """Adam's states, and embeddings that two ranks have."""

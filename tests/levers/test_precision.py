@@ -96,6 +96,7 @@ def test_bytes_a_parameter_with_adamw(train, recipe, option, weights, gradients,
     assert bytes_a_parameter(record, "optimizer") == pytest.approx(states, rel=0.001)
 
 
+@pytest.mark.slow
 def test_autocast_keeps_a_second_copy_of_the_weights_it_multiplies_with(train):
     """The guide's 6 bytes a parameter, for all but the embeddings: 128 x (512 + 64) weights here."""
     whole, mixed, pure = (train(f"precision={option}", *WIDE).record for option in ("fp32", "bf16", "bf16_pure"))
@@ -104,6 +105,7 @@ def test_autocast_keeps_a_second_copy_of_the_weights_it_multiplies_with(train):
     assert whole.memory.largest_bytes["weight_copies"] == pure.memory.largest_bytes["weight_copies"] == 0
 
 
+@pytest.mark.slow_for("bert_tiny", "llama_tiny")
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny", "llama_tiny"])
 def test_16_bits_lose_about_the_same_with_smaller_activations(train, model):
     told = [f"model={model}", "batch.per_device=8", "data.seq_len=64", "model.vocab=256"]

@@ -26,6 +26,10 @@ def built(*words: str):
     return cfg, *bare_model(cfg)
 
 
+@pytest.mark.slow_for(
+    "model=bert_tiny adapter.bits=8 model.width=64 checkpointing=full",
+    "model=gpt2_tiny precision=bf16_pure loss=chunked checkpointing=selective adapter.dora=true",
+)
 @pytest.mark.parametrize(
     "words",
     [
@@ -59,6 +63,7 @@ def test_the_frozen_weights_count_their_real_bytes_and_products_their_flops(trai
     assert saved[1] == pytest.approx(linear * (4 - 1), rel=0.02)  # and a scale for each row
 
 
+@pytest.mark.slow_for("model=gpt2_tiny", "model=llama_tiny")
 @pytest.mark.parametrize(
     "words",
     [["model=llama_tiny"], ["model=bert_tiny", "adapter.bits=8", "model.width=64"], ["model=gpt2_tiny"]],
@@ -135,6 +140,11 @@ def test_an_evaluation_on_a_cpu_leaves_the_weights_trainable():
     assert {module.support_avx512bf16_for_cpu for module in layers} == {False}
 
 
+@pytest.mark.slow_for(
+    "recipe=accelerate parallelism=ddp",
+    "recipe=trainer parallelism=fsdp parallelism.strategy=shard_grad_op accumulation=x2 adapter.dora=true",
+    "recipe=trainer parallelism=fsdp precision=bf16 checkpointing=full eval.every_steps=1",
+)
 @pytest.mark.parametrize(
     "words",
     [

@@ -91,6 +91,7 @@ def test_every_family_is_tried():
     assert families - tried == {"llama", "mixtral"}, "which have tiny options of their own"
 
 
+@pytest.mark.slow_for("qwen3_8b", "roberta_base")
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_FAMILIES)])
 def test_a_family_trains_at_a_small_size(train, name):
     values = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())

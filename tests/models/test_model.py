@@ -74,6 +74,7 @@ def test_an_output_layer_of_its_own_costs_its_weights(train, name):
     assert untied - tied == 512 * 32
 
 
+@pytest.mark.slow_for("gpt2_tiny")
 @pytest.mark.parametrize("name", ["bert_tiny", "gpt2_tiny", "llama_tiny"])
 def test_eager_attention_is_the_same_mathematics(train, name):
     fused, eager = (train(f"model={name}", f"model.attention={option}").record for option in ("sdpa", "eager"))
@@ -125,6 +126,7 @@ def saved(train):
     return found
 
 
+@pytest.mark.slow_for("bert_tiny-trainer")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", CLASS)
 def test_trained_weights_are_gone_on_with(train, saved, recipe, name):
@@ -266,6 +268,7 @@ def test_sequences_longer_than_the_trained_positions_are_refused(train, saved):
     assert "data.seq_len=128" in record.error.message and "data.seq_len=64" in record.error.message
 
 
+@pytest.mark.slow
 def test_a_trained_encoder_does_not_learn_to_predict_what_it_sees(train, saved):
     """As for the models from scratch: BERT on causal language modelling is refused."""
     record = train(f"model.pretrained={saved['bert_tiny'][0]}", "data=source", status=None).record

@@ -134,6 +134,7 @@ def test_another_tokenizer_than_the_models_is_a_warning(train, gpt2, corpus, tmp
     assert any("trained on other ids" in line for line in train(*told).record.warnings)
 
 
+@pytest.mark.slow_for("trainer")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_saved_model_is_gone_on_with_on_the_same_ids(train, corpus, recipe):
     """From the menu, in bytes: the byte tokenizer goes with the model, and the second run finds it."""
@@ -253,6 +254,7 @@ def test_a_model_without_a_base_of_its_own_lacks_more_than_a_head(tmp_path):
         pretrained.load_weights(kind, str(folder), read, True, print)
 
 
+@pytest.mark.slow_for("BertForMaskedLM", "BertModel")
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "GPT2LMHeadModel"])
 def test_a_new_head_is_said_and_recorded(train, tmp_path, kind):
     config = config_of("gpt2" if "GPT2" in kind else "bert")

@@ -157,6 +157,7 @@ def covering(pairs, refused) -> list[dict[str, str]]:
     return jobs
 
 
+@pytest.mark.slow_for("a sixteenth")
 @pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.slow)], ids=["a sixteenth", "all"])
 def test_every_pair_that_is_not_refused_trains(refused, told, train, step):
     allowed = [pair for pair in PAIRS if pair not in refused]
@@ -191,6 +192,7 @@ def test_every_option_on_disk_is_composed(refused):
 EXPERIMENTS = sorted(CONF.glob("experiment/**/*.yaml"))
 
 
+@pytest.mark.slow_for("ddp")
 @pytest.mark.parametrize(
     "path",
     [

@@ -32,6 +32,7 @@ def test_what_fills_the_memory_or_the_stack_is_refused_before_hydra_loads_it(com
     assert f"evil.yaml: its {said}" in ended.err
 
 
+@pytest.mark.slow
 def test_other_files_are_left_to_hydra(tmp_path):
     (tmp_path / "fine.yaml").write_text("a: &a {b: 1}\nc: *a\nd: {<<: *a}\n")
     (tmp_path / "broken.yaml").write_text("a: [")

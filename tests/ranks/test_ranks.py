@@ -70,6 +70,7 @@ def ends(make_job, fault):
     return ends
 
 
+@pytest.mark.slow_for("fsdp")
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_an_error_in_rank_1_ends_the_job_and_the_record_names_it(ends, mode):
     outcome, seconds, folder = ends(THIRD_STEP.format(what=RAISE), f"parallelism={mode}")
@@ -85,6 +86,7 @@ def test_a_rank_that_is_killed_takes_the_job_down_and_the_record_names_it(ends):
     assert (outcome.status, outcome.error.rank, outcome.error.message) == ("killed", 1, "SIGKILL") and seconds < 10
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_ended_at_the_time_limit(ends):
     ends("", "parallelism=ddp", "train.max_steps=1")  # the fork server has imported the libraries by then
     outcome, seconds, _ = ends(THIRD_STEP.format(what=HANG), "parallelism=ddp", "launch.timeout_seconds=5")
@@ -258,6 +260,7 @@ def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(t
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow_for("true-preempted")
 @pytest.mark.parametrize(
     "on_signal, status", [("true", "preempted"), pytest.param("false", "interrupted", marks=pytest.mark.slow)]
 )
@@ -331,11 +334,13 @@ def train_without_server(make_job):
     server.close()
 
 
+@pytest.mark.slow
 def test_ranks_outlive_the_fork_server(train_without_server):
     outcome = train_without_server(lambda *_: None, "train.max_steps=20")
     assert outcome.status == "ok" and outcome.training.steps == 20 and not outcome.warnings
 
 
+@pytest.mark.slow_for("19")
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_when_the_fork_server_is_dead_ends_the_job(train_without_server, number):
     """Also where rank 0 notices nothing, as on GPUs, where it waits for NCCL and not for a connection that closes."""

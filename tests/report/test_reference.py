@@ -99,6 +99,7 @@ def test_other_jobs_have_none():
         assert not any(row.published for row in made.rows) and made.baseline is made.rows[0]
 
 
+@pytest.mark.slow
 def test_the_files_the_screen_and_the_script_have_them(tmp_path):
     put(tmp_path, [guided("adafactor", "optim=adafactor", job_number=0), guided("vanilla", job_number=1)])
     made, _ = report.make([tmp_path], tmp_path)

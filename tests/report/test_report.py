@@ -412,6 +412,7 @@ def test_published_memory_is_in_the_tables_unit():
     assert columns(made)["published device memory GiB"] == ["6.000"]
 
 
+@pytest.mark.slow
 def test_published_figures_are_marked_in_the_bars_where_they_are_of_the_same_kind(drawn):
     published = {"recipe=trainer": {"device_used_bytes": 900 * MIB, "samples_per_second": 9.5}}
 
@@ -671,6 +672,7 @@ def test_numbers_in_the_tradeoff_are_each_there_once_and_those_of_near_jobs_toge
     assert numbers[-2:] == ["1, 2, 3", "4"] or numbers[:2] == ["1, 2, 3", "4"]
 
 
+@pytest.mark.slow
 def test_of_many_jobs_the_tradeoff_names_the_best_only(drawn):
     records = sixty()
     for record in records:
@@ -871,6 +873,7 @@ def test_settings_that_matplotlib_refuses_do_not_end_a_sweep_before_it_begins():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_script_prints_the_table_and_where_the_files_are(tmp_path):
     put(tmp_path / "one", [job()])
     put(tmp_path / "two", [job("precision=bf16")])
@@ -883,6 +886,7 @@ def test_the_script_prints_the_table_and_where_the_files_are(tmp_path):
     assert len(done.stderr.splitlines()) == 1 and "broken" in done.stderr
 
 
+@pytest.mark.slow_for("words2-file cannot be written")
 @pytest.mark.parametrize(
     "words, said",
     [

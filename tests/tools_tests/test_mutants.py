@@ -10,6 +10,7 @@ from typing import Any
 
 import mutant_points
 import mutants
+import pytest
 
 
 def test_the_tests_of_other_changes_are_not_those_of_an_earlier_run(tmp_path, monkeypatch):
@@ -32,6 +33,7 @@ def test_the_tests_of_other_changes_are_not_those_of_an_earlier_run(tmp_path, mo
     assert mutant_points.tests_by_mutant([moved], root, folder) == {moved.name: {"test": 1.0}}
 
 
+@pytest.mark.slow
 def test_a_change_is_not_noticed_where_every_test_is_left_out(tmp_path):
     """Its one test fails without the change, too."""
     (tmp_path / "code.py").write_text("x = 1\n")

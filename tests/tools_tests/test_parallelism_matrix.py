@@ -13,6 +13,7 @@ def matrix(tmp_path_factory, fork_server):
     return parallelism_matrix.Matrix(tmp_path_factory.mktemp("matrix"), fork_server)
 
 
+@pytest.mark.slow
 def test_weights_in_four_bits_shard_resume_and_count_as_predicted(matrix):
     row = matrix.row("fsdp parallelism.num_processes=2 adapter=qlora", "accelerate")
     assert all(cell.startswith("yes") for cell in row.cells), row

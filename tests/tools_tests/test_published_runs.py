@@ -18,6 +18,7 @@ GIB = 2**30
 NOISE = 0.14
 
 
+@pytest.mark.slow
 def test_a_step_of_xmem_reserves_what_was_measured():
     row = next(
         row for row in published_table.rows("published_rtx_fp32") if "Cerebras" in row["model"] and row["batch"] == "30"

@@ -14,6 +14,7 @@ def runs(tmp_path_factory, fork_server):
     return random_runs.Runs(tmp_path_factory.mktemp("runs"), fork_server)
 
 
+@pytest.mark.slow
 def test_what_holds_for_a_configuration_is_seen_to_hold(runs):
     words = ("model=llama_tiny", "data=source", "optim=adafactor", "checkpointing=full", "batch.effective=4")
     assert runs.check(0, words) == random_runs.Outcome(words, "ok")  # with a training that goes on

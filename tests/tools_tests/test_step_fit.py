@@ -48,6 +48,7 @@ def test_the_largest_rates_are_the_published_ones():
         assert efficiencies.of_chip(chip, device).matmul["bf16"] == pytest.approx(published[name], abs=6e-4), name
 
 
+@pytest.mark.slow
 @needs_files
 def test_the_table_has_what_the_fit_finds():
     found = step_fit.fit([step for step in step_fit.steps() if not step.held_out])

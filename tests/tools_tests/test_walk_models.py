@@ -14,6 +14,14 @@ def walk(tmp_path_factory, fork_server):
     return walk_models.Walk(tmp_path_factory.mktemp("walk"), fork_server)
 
 
+@pytest.mark.slow_for(
+    "bart-classification-sdpa",
+    "deberta-v2-classification-eager",
+    "gemma2-language_modelling-eager",
+    "llama-language_modelling-sdpa",
+    "mamba-language_modelling-eager",
+    "mixtral-language_modelling-sdpa",
+)
 @pytest.mark.parametrize(
     "kind,task,attention",
     [
@@ -34,6 +42,7 @@ def test_an_architecture_is_trained_estimated_saved_and_loaded(walk, kind, task,
     assert (result.status, result.attention) == (TRAINED, attention), result.why
 
 
+@pytest.mark.slow_for("whisper-language_modelling-audio", "xlm-language_modelling-encoder")
 @pytest.mark.parametrize(
     "kind,task,said",
     [

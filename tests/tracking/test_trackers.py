@@ -224,6 +224,7 @@ def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkey
     assert "Would sync 1 run" in wandb_says(*shlex.split(command), "--dry-run")
 
 
+@pytest.mark.slow
 def test_of_steps_jsonl_it_takes_whole_lines_of_this_run_alone(tmp_path):
     write_steps(tmp_path, [9.0, 9.0])  # an earlier attempt's, which the worker will write over
     tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
@@ -410,6 +411,7 @@ def test_a_wandb_that_hangs_is_ended(status, keys, limit, tmp_path, fake_wandb, 
     assert marked(mark) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_stands_still_holds_nothing_up(tmp_path, fake_wandb):
     fake_wandb("")
     job = Job(tmp_path / "job", finish_seconds=1)
@@ -422,6 +424,7 @@ def test_a_process_that_stands_still_holds_nothing_up(tmp_path, fake_wandb):
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_a_warning_and_a_seconds_steps(tmp_path):
     needed = offline_seconds(tmp_path)
     job = Job(tmp_path / "job", mode="offline")
@@ -475,6 +478,7 @@ def test_when_the_parent_is_killed_nothing_is_left(tmp_path, mark, monkeypatch):
 # --- a sweep ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_imports_wandb_once_and_asks_the_network_once(tmp_path, server, mark):
     wandb = server("denied")
     first = Job(tmp_path / "first", group="a sweep")
@@ -497,6 +501,7 @@ def test_a_sweep_imports_wandb_once_and_asks_the_network_once(tmp_path, server, 
     assert marked(mark) == []
 
 
+@pytest.mark.slow
 def test_a_sweep_has_one_line_that_sends_all_its_offline_runs(tmp_path):
     folder = tmp_path / "a sweep"
     folder.mkdir()
@@ -511,6 +516,7 @@ def test_a_sweep_has_one_line_that_sends_all_its_offline_runs(tmp_path):
     assert "Would sync 2 run" in said.stdout + said.stderr, said
 
 
+@pytest.mark.slow
 def test_a_name_begins_with_what_differs(tmp_path):
     outcome = record()
     outcome.overrides = ["precision=bf16", "model.layers=2", "tracker=wandb", "train.seed=3"]

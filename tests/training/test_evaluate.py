@@ -25,6 +25,7 @@ def texts(tmp_path_factory):
     return ["data=text", f"data.path={path}", "data.eval_fraction=0.5"]
 
 
+@pytest.mark.slow_for("bert_tiny")
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny"])
 def test_the_evaluation_is_a_mean_over_labels_whatever_the_batch(train, texts, model):
     """Seven texts of different lengths: a mean of batches' means would depend on how they fall."""
@@ -55,6 +56,9 @@ def test_a_loss_that_is_no_number_has_no_score(train, model):
     assert (outcome.evaluation.accuracy, outcome.evaluation.perplexity) == (None, None)
 
 
+@pytest.mark.slow_for(
+    "bf16-bf16-accelerate", "bf16-bf16-trainer", "fp16-bf16-accelerate", "fp16-bf16-trainer", "fp16-fp32-trainer"
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("trained_in", ["fp32", "bf16"])
 @pytest.mark.parametrize("option", ["bf16", "fp16"])
@@ -136,6 +140,7 @@ def test_there_is_none_without_a_split_or_when_switched_off(train):
     assert train("eval.enabled=false").record.evaluation is None
 
 
+@pytest.mark.slow_for("trainer")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_dropout_is_off_in_the_evaluation(train, recipe):
     """An untrained model with heavy dropout evaluates as one without: nothing was learned."""

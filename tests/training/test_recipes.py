@@ -49,6 +49,20 @@ VARIATIONS = {
 }
 
 
+@pytest.mark.slow_for(
+    "bert_tiny-checkpointing",
+    "bert_tiny-dropout",
+    "bert_tiny-plain",
+    "bert_tiny-x2, checkpointing",
+    "bert_tiny-x4, short last step",
+    "gpt2_tiny-x2, checkpointing",
+    "gpt2_tiny-x4, short last step",
+    "llama_tiny-dropout",
+    "llama_tiny-plain",
+    "llama_tiny-weight decay, cosine, warm-up",
+    "llama_tiny-x2, checkpointing",
+    "llama_tiny-x4, short last step",
+)
 @pytest.mark.parametrize("variation", VARIATIONS)
 @pytest.mark.parametrize("model", MODELS)
 def test_both_recipes_lose_the_same_at_every_step_and_take_the_same_memory(run, model, variation):
@@ -88,6 +102,7 @@ def steps_of(run) -> dict[str, list]:
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
+@pytest.mark.slow_for("trainer")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_evaluation_between_steps_is_that_of_a_shorter_training_and_changes_no_loss(run, recipe):
     told = [f"recipe={recipe}", "model=gpt2_tiny", "model.dropout=0.1", "train.schedule=constant"]
@@ -108,6 +123,7 @@ def test_an_evaluation_between_steps_needs_rows_to_evaluate_on(train):
     assert "eval.every_steps=1" in record.error.message and "data.eval_samples=32" in record.error.message
 
 
+@pytest.mark.slow_for("optim=adam8bit")
 @pytest.mark.parametrize(
     "options",
     [["precision=bf16"], ["precision=bf16_pure"], ["optim=adafactor"], ["optim=adamw_fused"], ["optim=adam8bit"]],
@@ -124,6 +140,7 @@ def test_every_lever_means_the_same_in_both_recipes(run, options):
     assert ours.memory.peak_tensor_bytes == pytest.approx(theirs.memory.peak_tensor_bytes, rel=0.01)
 
 
+@pytest.mark.slow_for("bert_tiny", "gpt2_tiny")
 @pytest.mark.parametrize("model", MODELS)
 def test_both_recipes_lose_the_same_on_padded_text(run, texts, model):
     told = [f"model={model}", *texts, "model.dropout=0.1", "accumulation=x2", "train.max_steps=4"]
@@ -142,6 +159,9 @@ def test_dropout_changes_the_losses(run, model):
     assert plain.training.losses != pytest.approx(dropped.training.losses, rel=1e-5)
 
 
+@pytest.mark.slow_for(
+    "bert_tiny-accelerate", "bert_tiny-trainer", "gpt2_tiny-accelerate", "gpt2_tiny-trainer", "llama_tiny-trainer"
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpointing_changes_memory_and_no_loss(run, model, recipe):
@@ -176,6 +196,7 @@ def test_epochs_count_the_data_with_its_short_last_step(run, recipe, accumulatio
     assert (training.steps, training.samples) == (steps, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(train, recipe):
     told = [f"recipe={recipe}", "model.dropout=0.1"]
@@ -186,6 +207,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(train, recipe
 # --- the trap of the summed loss -------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("llama_tiny-text-accelerate")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
     "model,data",
@@ -207,6 +229,7 @@ def test_four_times_one_is_one_times_four(run, texts, recipe, model, data):
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_effective_batch_is_an_accumulation(run, recipe):
     told = [f"recipe={recipe}", *SGD]
@@ -293,6 +316,7 @@ def bare_losses(cfg, dropout: float, steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.slow_for("batch.per_device=2 accumulation=x4-gpt2_tiny-accelerate")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
@@ -346,6 +370,7 @@ def test_a_recipe_draws_the_dropout_of_the_bare_loop(run, recipe, model):
 # --- learning --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("trainer")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_real_text_is_learned(train, recipe):
     """Done when, 3, at a smaller size: the loss falls by a third or more."""

@@ -127,6 +127,7 @@ def script(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_a_step_takes_is_counted_and_given_away(script, capsys, monkeypatch):
     """In a checkout that pip has not installed, too, of which Python's metadata knows no version."""
     monkeypatch.setattr(

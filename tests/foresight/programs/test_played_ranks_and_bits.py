@@ -94,6 +94,7 @@ def equal(found, recipe):
     assert found.step_seconds == pytest.approx(recipe.speed.step_seconds_median, rel=0.02)
 
 
+@pytest.mark.slow_for("fsdp")
 @pytest.mark.parametrize(
     "text, model, ranks, words",
     [
@@ -110,6 +111,7 @@ def test_rank_0_of_some_is_what_the_recipe_predicts(predicted, tmp_path, text, m
     equal(play(tmp_path, text.format(length=128, arguments=DDP, model=model, **values), ranks=ranks), recipe)
 
 
+@pytest.mark.slow
 def test_qlora_is_what_the_recipe_predicts(predicted, tmp_path):
     from legroom.third_party.bitsandbytes_private import own_code_tables
 

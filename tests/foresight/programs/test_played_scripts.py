@@ -64,6 +64,11 @@ def loop(moved=".to(device)", after=""):
 # --- the figures ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for(
+    "precision=bf16 accumulation=x4 optim=adamw_fused-bf16=True, gradient_accumulation_steps=4-",
+    "precision=bf16 adapter=lora-bf16=True, optim='adamw_torch'-model3",
+    "precision=fp16 optim=adafactor-fp16=True, optim='adafactor'-",
+)
 @pytest.mark.parametrize(
     "words, arguments, model",
     [
@@ -424,6 +429,7 @@ def test_the_command_says_its_verdict_and_its_exit_code(tmp_path, capsys, monkey
     assert "program=script.py --lr 1" in table and "l4_24gb" in table and (tmp_path / "out" / "page.html").exists()
 
 
+@pytest.mark.slow
 def test_the_scripts_own_error_is_shown_as_the_scripts(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "recipes"))

@@ -163,6 +163,7 @@ def test_children_that_left_their_session_and_parent_are_ended(program):
     assert program(text).status == process.ENDED  # and the fixture finds nothing left
 
 
+@pytest.mark.slow
 def test_threads_and_exit_handlers_hold_nothing_up(program):
     text = (
         STEP

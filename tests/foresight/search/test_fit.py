@@ -102,6 +102,7 @@ def test_a_lever_that_is_both_kept_and_allowed_is_refused():
     assert "optim" in problem and "adapter" not in problem
 
 
+@pytest.mark.slow
 def test_what_is_left_open_and_allowed_is_searched():
     search = planned("batch.effective=12", allow=ALL)
     others = (
@@ -124,6 +125,7 @@ def test_what_is_left_open_and_allowed_is_searched():
     assert "as fit.allow asks for" in present.heading(search)
 
 
+@pytest.mark.slow
 def test_steps_in_the_backward_pass_are_searched_where_nothing_clips_or_where_they_are_allowed():
     search = planned("batch.effective=4", "train.max_grad_norm=0")
     whole = {"optim.in_backward": True, "batch.per_device": 4}
@@ -159,11 +161,13 @@ def test_what_is_typed_or_kept_is_pinned():
     assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
 
 
+@pytest.mark.slow
 def test_the_effective_batch_is_kept_where_only_a_default_says_it():
     search = planned()
     assert search.effective == 4 and "batch.effective=4" in search.overrides_of({"batch.per_device": 2})
 
 
+@pytest.mark.slow_for("resume=latest")
 @pytest.mark.parametrize("typed", ["hydra.run.dir=outputs/mine", "resume=latest"])
 def test_what_is_of_one_run_stands_in_no_command(typed):
     """Two rows that are pasted would refuse each other's folder."""
@@ -172,6 +176,7 @@ def test_what_is_of_one_run_stands_in_no_command(typed):
     assert any(line.startswith(typed) for line in search.left_out)
 
 
+@pytest.mark.slow
 def test_what_the_gpu_lacks_is_left_out_and_said():
     search, problems = plan.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], request.Options(allow=ALL))
     assert not problems and set(search.values["precision"]) == {"fp16", "fp32"}
@@ -179,6 +184,7 @@ def test_what_the_gpu_lacks_is_left_out_and_said():
     assert said == ["precision=bf16, bf16_pure", "precision=tf32"]
 
 
+@pytest.mark.slow
 def test_a_choice_is_the_configuration_that_its_command_composes():
     search = planned("batch.effective=8", "optim=sgd", allow=ALL)
     for chosen in (
@@ -193,6 +199,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
 # --- shortcuts ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("words1", "words3", "words4", "words5")
 @pytest.mark.parametrize(
     "words",
     [
@@ -218,6 +225,7 @@ def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_pa
     assert 0.85 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_one_extrapolation_goes_with_the_passes_of_another(tmp_path):
     from legroom.foresight.search import extrapolation, runner
 
@@ -231,6 +239,7 @@ def test_the_optimizer_of_one_extrapolation_goes_with_the_passes_of_another(tmp_
     assert 0.85 < extrapolation.least_bytes(passes, step) / outcome.memory.peak_allocated_bytes <= 1
 
 
+@pytest.mark.slow
 def test_it_finds_what_trying_all_finds():
     from legroom.foresight.search import runner
 
@@ -279,6 +288,7 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
         assert (pasted.estimate.fits, pasted.estimate.margin_bytes) == (True, found.outcome.estimate.margin_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit_gib", "chosen"), [(0.2, "none"), (0.1, "full")])
 def test_the_best_alone_is_what_the_whole_search_finds_with_fewer_extrapolations(limit_gib, chosen):
     from legroom.foresight.search import runner
@@ -291,6 +301,7 @@ def test_the_best_alone_is_what_the_whole_search_finds_with_fewer_extrapolations
     assert alone.rows[0].estimate == whole.rows[0].estimate and alone.extrapolated < whole.extrapolated
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_it_says_what_comes_closest():
     search = planned(
         "batch.effective=2", "precision=fp32", "model.attention=sdpa", "optim=sgd", "launch.memory_limit_gib=0.001"

@@ -33,6 +33,7 @@ def refused(*words: str, **options) -> str:
 # --- what is asked -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_several_gpus_are_searched_for_how_they_train_together():
     search = planned("batch.effective=24", gpus=4, allow=("precision", "optim", "adapter"))
     assert [*search.values] == [lever for lever in space.DIMENSIONS if lever != "optim.in_backward"]
@@ -58,6 +59,7 @@ def test_gpus_of_several_machines_are_all_of_them():
     assert "divided equally" in said and "parallelism.num_processes=4" in said
 
 
+@pytest.mark.slow
 def test_what_no_mode_can_do_is_said_once_and_not_tried():
     words = ["batch.effective=2", "precision=fp32", "checkpointing=none", "model.attention=sdpa", "loss=standard"]
     search = planned(*words, gpus=2, allow=("optim",))
@@ -139,6 +141,7 @@ def test_other_modes_are_searched_where_they_are_asked_for():
     assert typed.values == {"parallelism.stages": [None, 4, 8], "batch.per_device": [1, 2]}, "a micro-batch for each"
 
 
+@pytest.mark.slow_for("pipeline parallelism.stages=2 precision=bf16", "pipeline parallelism.stages=4")
 @pytest.mark.parametrize(
     "words",
     [
@@ -317,6 +320,7 @@ def test_what_fails_with_one_optimizer_is_not_tried_with_one_that_frees_too_litt
     assert list(left) == []
 
 
+@pytest.mark.slow
 def test_an_extrapolation_counts_the_buckets_of_all_layers(tmp_path):
     from legroom.foresight.search import extrapolation, runner
 

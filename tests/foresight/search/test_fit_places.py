@@ -151,6 +151,7 @@ def rows_of(said: str) -> list[list[str]]:
     return [line.split() for line in said.splitlines() if line[:3] in ("1  ", "2  ", "3  ")]
 
 
+@pytest.mark.slow
 def test_each_gpu_has_a_row_and_those_that_cannot_are_named(in_this_process, capsys):
     words = tiny_without_gpu(*NOTHING_LEFT, "precision=bf16", "batch.effective=4", "model.width=256")
     prices = "fit.prices={l4_24gb:0.5,h100_80gb:3}"
@@ -169,6 +170,7 @@ def test_each_gpu_has_a_row_and_those_that_cannot_are_named(in_this_process, cap
     assert "Without a price, and so below those of a known cost: l4_24gb." in said
 
 
+@pytest.mark.slow
 def test_where_the_evaluation_does_not_fit_it_is_named(in_this_process, capsys):
     words = tiny(*NOTHING_LEFT, "batch.effective=2", "data.eval_samples=512", "eval.batch=512")
     limit = "launch.memory_limit_gib=0.04"

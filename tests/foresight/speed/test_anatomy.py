@@ -100,6 +100,7 @@ def test_a_cpus_estimate_has_operations_without_seconds(train):
 # --- measured ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("accelerate")
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_a_run_measures_what_an_estimate_lists(train, recipe):
     """The same groups, calls and FLOPs, in both recipes; and the losses and the memory as without the measurement."""
