@@ -26,7 +26,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"jobs"},
-    {"foresight"},
+    {"foresight", "check"},
     {"report", "doctor"},
     {"training"},
     {"levers"},
@@ -42,9 +42,19 @@ LAYERS = [
 LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 
 # The process that a person starts composes, validates and launches. It imports these packages, and no heavy library.
-PARENT = {"cli", "jobs", "report", "doctor", "tracking", "levers", "options", "records", "machine", "ranks"} | LAYERS[
-    -1
-]
+PARENT = {
+    "cli",
+    "jobs",
+    "check",
+    "report",
+    "doctor",
+    "tracking",
+    "levers",
+    "options",
+    "records",
+    "machine",
+    "ranks",
+} | LAYERS[-1]
 # Started in a process that has the heavy libraries: a worker, the fork server, a rank, the tracker's own process.
 NOT_PARENT = {
     "legroom.jobs.training_run",  # imported by the worker alone

@@ -1,0 +1,248 @@
+"""Runs a command so that nothing outside is changed, sent, or left running.
+
+On Linux the command and its children get namespaces of their own: what they write lands in a layer over the files that
+is thrown away, and there is no network but the loopback. Where that is not allowed, Landlock refuses writes outside the
+temporary folder. Where neither exists, the command runs as it is, and `Protection.sentence` says so.
+
+The working directory, `sys.argv`, paths and user are inside what they are outside. Not the same inside: a folder that
+was there before cannot be renamed (OSError: Invalid cross-device link, which shutil.move answers by copying); a file is
+copied whole when it is opened for writing; another user's file cannot be changed; GPUs are not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from legroom import paths
+from legroom.errors import Refusal, first_line
+
+Kind = Literal["namespaces", "landlock", "none"]
+KINDS: tuple[Kind, ...] = ("namespaces", "landlock", "none")
+WRITABLE_UNDER_LANDLOCK = ("/dev/shm", "/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts")
+DEFAULT_RENDEZVOUS_PORT = 29500
+LONGEST_PATH = 4096
+ENDING_SECONDS = 10  # what the supervisor may take to end the processes before it is ended itself
+_SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); from legroom.check import supervisor; supervisor.main()"
+
+
+@dataclass(frozen=True)
+class Protection:
+    """kind: what keeps the command from changing anything outside. sentence: what held, for the first lines of an
+    answer. reason: why nothing stronger is to be had."""
+
+    kind: Kind
+    sentence: str
+    reason: str = ""
+
+
+class Sandboxed:
+    """A command that was started. pid: its number on this machine. read_only: folders that took no layer. stdout and
+    stderr: what is read from, where subprocess.PIPE was given.
+
+    A context manager: at its end every process of the command is ended.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], control: int, pid: int, read_only: list[str]) -> None:
+        self.pid = pid
+        self.read_only = read_only
+        self.stdout, self.stderr = process.stdout, process.stderr
+        self._process = process
+        self._control: int | None = control
+
+    def poll(self) -> int | None:
+        """The exit status, as subprocess has it (-9: by signal 9), or None while the command runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the command's end, which ends its other processes too. Raises subprocess.TimeoutExpired."""
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """End every process, and wait until they are gone."""
+        if self._control is not None:
+            os.close(self._control)  # the supervisor notices, as if this process had ended
+            self._control = None
+        try:
+            self._process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Sandboxed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def __del__(self) -> None:
+        if self._control is not None:
+            os.close(self._control)
+            self._control = None
+
+
+def start(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    pass_fds: Sequence[int] = (),
+    network: bool = False,
+    cwd: Path | None = None,
+    kind: Kind | None = None,
+) -> Sandboxed:
+    """Start a command in a sandbox.
+
+    Args:
+        command: the program, found on the PATH of `environment`, and its arguments.
+        environment: all of the command's environment; no other process of ours gets it (LD_PRELOAD).
+        folder: what the command writes here, we can read. Under Landlock its temporary files go here too (TMPDIR).
+        stdout, stderr, pass_fds: as of subprocess.Popen; the command's standard input is empty.
+        network: the machine's network, with whatever the command sends.
+        cwd: the working directory; by default ours.
+        kind: of protection; by default the best that this machine can give.
+
+    Raises:
+        FileNotFoundError, PermissionError: the command cannot be started.
+        Refusal: the machine does not give this protection.
+    """
+    chosen = kind or protection().kind
+    folder = folder.resolve()
+    asked: dict[str, Any] = {
+        "kind": chosen,
+        "command": list(command),
+        "environment": dict(environment),
+        "folder": str(folder),
+        "cwd": str((cwd or Path()).resolve()),
+        "network": network,
+        "descriptors": list(pass_fds),
+    }
+    if chosen == "namespaces":
+        asked["used"] = _paths_in_use(asked["cwd"], command, environment)
+    if chosen == "landlock":
+        temporary = folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        asked["environment"] |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary))
+        asked["writable"] = [str(folder), *WRITABLE_UNDER_LANDLOCK]
+        asked["ports"] = _rendezvous_ports(environment)
+    return _supervised(asked, stdout, stderr)
+
+
+def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int | IO[Any] | None) -> Sandboxed:
+    """Start the supervisor, and wait until it has started the command."""
+    control_read, control = os.pipe()
+    reports_read, reports = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(paths.SOURCE), str(control_read), str(reports)],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=(control_read, reports, *asked["descriptors"]),
+        start_new_session=True,  # the keys of a terminal reach this process, which decides
+    )
+    os.close(control_read)
+    os.close(reports)
+    known: dict[str, Any] = {}
+    with open(reports_read) as file:
+        try:
+            with suppress(BrokenPipeError), open(control, "w", closefd=False) as asking:
+                asking.write(json.dumps(asked) + "\n")
+            for line in file:
+                known |= json.loads(line)
+        except BaseException:  # Ctrl-C
+            os.close(control)
+            process.wait()
+            raise
+    sandboxed = Sandboxed(process, control, known.get("pid", 0), known.get("read_only", []))
+    if sandboxed.pid and "command" not in known:
+        return sandboxed
+    sandboxed.kill()
+    if "command" in known:
+        raise OSError(known["command"], os.strerror(known["command"]), known["path"])
+    raise Refusal(f"the sandbox could not be made: {known.get('refused', 'its supervisor ended')}")
+
+
+def _paths_in_use(cwd: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The working directory, and other places that the command probably writes in. The overlay prepares them."""
+    named = {*command, *environment.values(), os.path.expanduser("~"), tempfile.gettempdir(), "/var/tmp"}
+    paths_named = (text for text in named if text.startswith("/") and "\0" not in text)
+    return [cwd, *sorted({os.path.realpath(text) for text in paths_named if len(text) < LONGEST_PATH})]
+
+
+def _rendezvous_ports(environment: Mapping[str, str]) -> list[int]:
+    """Where ranks on this machine meet."""
+    ports = {DEFAULT_RENDEZVOUS_PORT}
+    if environment.get("MASTER_PORT", "").isdecimal():
+        ports.add(int(environment["MASTER_PORT"]) % 65536)
+    return sorted(ports)
+
+
+# --- what this machine can do ---------------------------------------------------------------------------
+
+
+def protection(allowed: Sequence[Kind] = KINDS, network: bool = False) -> Protection:
+    """The best of the kinds that this machine can give, found by trying; each is tried once in a process.
+
+    network: as of `start`; the sentence says it.
+    """
+    reasons = []
+    for kind in ("namespaces", "landlock"):
+        if kind not in allowed:
+            continue
+        reason, read_only = _tried(kind)
+        if reason is None:
+            return Protection(kind, _sentence(kind, read_only, network, "; ".join(reasons)), "; ".join(reasons))
+        reasons.append(reason)
+    return Protection("none", _sentence("none", (), network, "; ".join(reasons)), "; ".join(reasons))
+
+
+@cache
+def _tried(kind: Kind) -> tuple[str | None, tuple[str, ...]]:
+    """(why this machine does not give the protection, or None if it does; the folders that are read-only under it)."""
+    if sys.platform != "linux":
+        return "only Linux has it", ()
+    with tempfile.TemporaryDirectory(prefix="legroom-") as name:
+        outside, folder = Path(name) / "outside", Path(name) / "folder"
+        outside.touch()
+        folder.mkdir()
+        writing = "import sys; open(sys.argv[1], 'w').write('reached'); open(sys.argv[2], 'w')"
+        command = [sys.executable, "-I", "-S", "-c", writing]
+        try:
+            inside = command + [str(folder / "inside"), str(folder / "inside")]
+            with start(inside, environment={}, folder=folder, kind=kind) as tried:
+                tried.wait()
+            beyond = command + [str(outside), str(folder / "inside")]
+            with start(beyond, environment={}, folder=folder, kind=kind, stderr=subprocess.DEVNULL) as beside:
+                beside.wait()
+        except (Refusal, OSError) as error:
+            return f"{kind}: {first_line(error)}", ()
+        if outside.stat().st_size or not (folder / "inside").exists():
+            return f"{kind}: a file outside was written", ()
+        return None, tuple(tried.read_only)
+
+
+def _sentence(kind: Kind, read_only: Sequence[str], network: bool, reason: str) -> str:
+    if kind == "namespaces":
+        sentence = (
+            "Nothing outside is changed: the script has Linux namespaces and a layer over every folder of its own"
+        )
+        sentence += ", but this machine's network (--network)." if network else ", and no network."
+        if read_only:
+            sentence += f" Folders that take no layer are read-only: {', '.join(read_only)}."
+        return sentence
+    if kind == "landlock":
+        sentence = "The script can write in its temporary folder and in /dev/shm only (Landlock)"
+        sentence += "." if network else ", and opens no TCP connection."
+        return f"{sentence} Not held back: UDP, permissions and times of files. Namespaces would: {reason}."
+    return f"Nothing holds the script back: what it writes, deletes and sends is real. {reason}".rstrip()

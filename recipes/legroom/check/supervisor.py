@@ -1,0 +1,321 @@
+"""The process between `legroom check` and the command in its sandbox. It has no library but Python's own.
+
+    supervisor (the namespaces of this machine)     waits for the end of `legroom check` and of the command
+      builder (the new namespaces)                  waits for init, and ends with the supervisor
+        init (process 1 in there)                   makes the tree of files, waits for orphans, ends with the builder
+          command
+
+When init ends, the kernel ends every process of its namespace. Under Landlock, and where nothing protects, the command
+is the supervisor's child, and the supervisor adopts and ends what the command leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+# What root keeps: files of any owner, its own processes, ports below 1024, other users' names. Not: mounts, modules,
+# devices, the clock.
+KEPT_CAPABILITIES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 19, 23, 24}
+MOST_CAPABILITIES = 64
+NOT_FOUND = 127  # the exit status of shells for a command that could not be started
+
+
+def main() -> NoReturn:
+    """arguments: descriptors. The first gives one line of JSON and ends with `legroom check`; the second takes a line
+    for each thing that is to be known of the start, and ends when the command has started, or has failed to."""
+    control, reports = int(sys.argv[1]), int(sys.argv[2])
+    for descriptor in (control, reports):
+        os.set_inheritable(descriptor, False)
+    with open(control, closefd=False) as file:
+        asked = json.loads(file.readline())
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the descriptor below is written to
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(wake)
+    if asked["kind"] == "namespaces":
+        end = _in_namespaces(asked, control, reports, woken)
+    else:
+        end = _as_child(asked, control, reports, woken)
+    _end_as(end)
+
+
+def _report(reports: int, **known: Any) -> None:
+    os.write(reports, json.dumps(known).encode() + b"\n")
+
+
+def _fork(child: Callable[[], Any]) -> int:
+    """A child that runs `child` and ends. Returns its number, in the parent alone."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        child()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _let_go(asked: dict[str, Any]) -> None:
+    """Close what is the command's, so that whoever reads there sees when the command has closed it."""
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    for descriptor in asked["descriptors"]:
+        os.close(descriptor)
+
+
+def _wait(process: int, control: int, woken: int, stop: Callable[[], None]) -> int:
+    """The wait status of a child; `stop` is called when `legroom check` has ended, or wants the command to end."""
+    waiting = [control, woken]
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == process:
+            return status
+        if ended == 0:
+            ready, _, _ = select.select(waiting, [], [])
+            if woken in ready:
+                with suppress(BlockingIOError):
+                    os.read(woken, 4096)
+            if control in ready and not os.read(control, 4096):
+                waiting.remove(control)
+                stop()
+
+
+def _end_as(status: int) -> NoReturn:
+    """End as the command has: with its exit status, or by its signal."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+
+
+def _execute(asked: dict[str, Any], reports: int) -> None:
+    """Become the command."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.chdir(asked["cwd"])
+        environment = asked["environment"]
+        os.execvpe(asked["command"][0], asked["command"], environment)
+    except OSError as error:
+        _report(reports, command=error.errno, path=str(error.filename or asked["command"][0]))
+        os._exit(NOT_FOUND)
+
+
+# --- Landlock, or nothing -------------------------------------------------------------------------------
+
+
+def _as_child(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
+    if sys.platform == "linux":
+        from legroom.check import libc
+
+        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
+
+    def command() -> None:
+        os.setsid()
+        if asked["kind"] == "landlock":
+            from legroom.check import landlock
+
+            try:
+                landlock.restrict(asked["writable"], asked["network"], asked["ports"])
+            except OSError as error:
+                _report(reports, refused=str(error))
+                return
+        _report(reports, pid=os.getpid())
+        _execute(asked, reports)
+
+    process = _fork(command)
+    os.close(reports)
+    _let_go(asked)
+    status = _wait(process, control, woken, stop=lambda: os.kill(process, signal.SIGKILL))
+    _end_descendants(process)
+    return status
+
+
+def _end_descendants(session: int) -> None:
+    """End every process that the command has left. On Linux each of them is or becomes a child of this process; on
+    other systems those that made a session of their own stay."""
+    if sys.platform != "linux":
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, signal.SIGKILL)
+        return
+    while True:
+        ended = False
+        for child in _descendants(os.getpid()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+                ended = True
+        if not ended:
+            return
+        os.waitpid(-1, 0)
+
+
+def _descendants(process: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            after_name = status.read_text(errors="replace").rpartition(")")[2]
+            parents[int(status.parent.name)] = int(after_name.split()[1])
+    found, queue = [], [process]
+    for parent in queue:  # grows while it is read
+        children = [child for child, its_parent in parents.items() if its_parent == parent]
+        found += children
+        queue += children
+    return found
+
+
+# --- namespaces -----------------------------------------------------------------------------------------
+
+
+def _in_namespaces(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
+    from legroom.check import libc
+
+    unshared_read, unshared = os.pipe()
+    named_read, named = os.pipe()
+    ended_read, ended = os.pipe()  # init writes the command's wait status
+    supervisor = os.getpid()
+    layers = f"{asked['folder']}/.sandbox-{supervisor}"
+
+    def builder() -> None:
+        for descriptor in (control, ended_read, unshared_read, named):
+            os.close(descriptor)
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:
+            return
+        _build(asked, layers, reports, unshared, named_read, ended)
+
+    process = _fork(builder)
+    for descriptor in (ended, unshared, named_read):
+        os.close(descriptor)
+    if os.read(unshared_read, 1):
+        mapped = _name_users(process)
+        os.write(named, json.dumps(mapped).encode())
+    os.close(named)
+    os.close(reports)
+    _let_go(asked)
+    _wait(process, control, woken, stop=lambda: os.kill(process, signal.SIGKILL))
+    status = os.read(ended_read, 64)
+    _remove(layers)
+    return int(status) if status else int(signal.SIGKILL)
+
+
+def _name_users(process: int) -> list[int] | None:
+    """Every user and group keeps its number inside, or those of this process alone, which are returned, where it may
+    not say so for others."""
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        try:
+            for name in ("uid_map", "gid_map"):
+                own = [line.split() for line in Path(f"/proc/self/{name}").read_text().splitlines()]
+                same = "".join(f"{first} {first} {count}\n" for first, _, count in own)
+                Path(f"/proc/{process}/{name}").write_text(same)
+            return None
+        except OSError:
+            pass
+    Path(f"/proc/{process}/setgroups").write_text("deny")
+    with suppress(PermissionError):  # root may be allowed to name users and not groups
+        Path(f"/proc/{process}/uid_map").write_text(f"{user} {user} 1\n")
+    Path(f"/proc/{process}/gid_map").write_text(f"{group} {group} 1\n")
+    return [user, group]
+
+
+def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, named: int, ended: int) -> None:
+    """Runs as the builder: new namespaces, and init in them."""
+    from legroom.check import libc, namespaces
+
+    listening = namespaces.listening_sockets()
+    flags = libc.CLONE_NEWUSER | libc.CLONE_NEWNS | libc.CLONE_NEWPID | libc.CLONE_NEWIPC
+    if not asked["network"]:
+        flags |= libc.CLONE_NEWNET
+    try:
+        libc.unshare(flags)
+    except OSError as error:
+        _report(reports, refused=str(error))
+        return
+    os.write(unshared, b"u")
+    answer = os.read(named, 256)
+    if not answer:
+        _report(reports, refused="no user has a name in a new user namespace")
+        return
+    mapped = json.loads(answer)
+
+    def init() -> None:
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            tree = namespaces.Tree(asked["folder"], layers, tuple(mapped) if mapped else None, asked["used"])
+            tree.build()
+            if not asked["network"]:
+                namespaces.start_loopback()
+            machine = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # of the machine's processes
+            tree.enter(listening)
+        except OSError as error:
+            _report(reports, refused=str(error))
+            return
+        if tree.read_only:
+            _report(reports, read_only=tree.read_only)
+        _init(asked, reports, machine, ended)
+
+    process = _fork(init)
+    for descriptor in (reports, ended):
+        os.close(descriptor)
+    _let_go(asked)
+    os.waitpid(process, 0)
+
+
+def _init(asked: dict[str, Any], reports: int, machine: int, ended: int) -> None:
+    """Runs as process 1 of the new namespace."""
+    from legroom.check import libc
+
+    def command() -> None:
+        _report(reports, pid=int(os.readlink("self", dir_fd=machine)))
+        os.close(machine)
+        if os.geteuid() == 0:
+            for capability in set(range(MOST_CAPABILITIES)) - KEPT_CAPABILITIES:
+                with suppress(OSError):  # this kernel has fewer
+                    libc.prctl(libc.PR_CAPBSET_DROP, capability)
+        libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+        _execute(asked, reports)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the command cannot end process 1 either
+    process = _fork(command)
+    os.close(reports)
+    os.close(machine)
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)  # /proc/1 shows the command nothing of ours
+    _let_go(asked)
+    while True:
+        child, status = os.wait()
+        if child == process:
+            os.write(ended, str(status).encode())
+            os._exit(0)
+
+
+def _remove(folder: str) -> None:
+    """Whatever the permissions inside: the kernel makes a folder there that nobody may read."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent, names, _ in os.walk(folder):  # of what is left; a folder is entered after this
+        for name in names:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
