@@ -1,16 +1,12 @@
-"""Commands on a machine with two played GPUs: a sweep, the doctor, the checks, traces, accuracy, fit, calibration."""
+"""Commands on a machine with two played GPUs: a sweep, the doctor, the checks, calibration."""
 
 import json
 import subprocess
 import sys
 from types import SimpleNamespace
 
-import accuracy
-import allocator_traces
 import gpu_checks
 import pytest
-import record_trace
-import run_fit
 from conftest import ROOT, SMALL
 from played_gpu import MIB, NAME
 
@@ -18,7 +14,6 @@ from legroom.doctor import checks, faults, page, probe
 from legroom.foresight.speed import calibrated
 
 pytest_plugins = ["gpu_fixtures"]
-TOOLS = str(ROOT / "tests" / "tools")
 TINY = [word for word in SMALL if word != "device=cpu"]
 
 
@@ -77,61 +72,6 @@ def test_the_gpu_checks_write_their_table(gpus, borrowed, monkeypatch, tmp_path)
     assert "\n- optim=adamw optim.momentum=0.5 train.max_steps=6: optim.momentum is not used" in text
     rows = [json.loads(line) for line in (tmp_path / "gpu_l4.jsonl").read_text().splitlines()]
     assert len(rows) == len(asked) and all(row["memory"]["context_bytes"] > 0 for row in rows)
-
-
-RECORD = """
-import sys
-from pathlib import Path
-sys.path.append({tools!r})
-from legroom import levers
-levers.load_rules()
-import allocator_traces
-import played_driver
-trace = allocator_traces.record(Path({conf!r}), {words!r}, Path({folder!r}))
-assert not played_driver.RECORDING, "the allocator's history is still recorded"
-allocator_traces.write(trace, {file!r})
-"""
-
-
-def test_a_trace_of_the_allocator_is_recorded_and_compared(gpus, on_gpu, monkeypatch, tmp_path, capsys):
-    """The recording of one configuration, in a worker instead of a process of its own."""
-
-    def record(command, check):
-        *_, name, _, folder = command
-        file = str(record_trace.trace_file(folder, name))
-        words = ["parallelism=single", *TINY, "precision=bf16"]
-        on_gpu(code=RECORD.format(folder=str(tmp_path), conf=str(ROOT / "conf"), words=words, file=file, tools=TOOLS))
-
-    monkeypatch.setattr(record_trace, "subprocess", SimpleNamespace(run=record))
-    monkeypatch.setattr(record_trace, "CONFIGURATIONS", {"tiny": TINY})
-    gpus()
-    assert record_trace.run(tmp_path, None) == 1  # the played figures are made up
-    trace = allocator_traces.read(record_trace.trace_file(tmp_path, "tiny"))
-    assert trace.device == NAME and trace.events and trace.peak_reserved_bytes > trace.peak_allocated_bytes
-    assert "events  allocated" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_predictions_are_compared_with_the_card(gpus, borrowed, tmp_path, capsys):
-    listed = tmp_path / "list.txt"
-    listed.write_text("precision=bf16\n")
-    comparison = accuracy.Comparison(listed, TINY, tmp_path / "records", float("inf"))
-    assert accuracy.run(comparison, tmp_path) == 0
-    text = (tmp_path / "accuracy_l4.md").read_text()
-    assert "1 of 1 configurations measured" in text and "1 of 1 finished" in text and "| allocated |" in text
-    comparison.passes = 0
-    assert accuracy.run(comparison, tmp_path / "nothing") == 0 and not (tmp_path / "nothing").exists()
-
-
-@pytest.mark.slow
-def test_efficiencies_are_fitted_on_measured_runs(on_gpu, monkeypatch, capsys):
-    import concurrent.futures
-
-    monkeypatch.setattr(run_fit, "ProcessPoolExecutor", lambda _: concurrent.futures.ThreadPoolExecutor(1))
-    folders = [on_gpu(f"batch.per_device={size}", "measure.ledger=false").folder for size in (1, 2, 3, 4)]
-    assert run_fit.run(folders) == 0
-    said = capsys.readouterr().out
-    assert "fitted on, after: 2 runs" in said and "L4:" in said
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Record what CUDA's allocator is asked in some steps, and compare the model of the allocator with what it reserved.
 
-    python tests/tools/record_trace.py [--into tests/tools_tests/traces]
+    python scripts/evidence/record_trace.py [--into docs/results/traces]
 
 Each configuration runs in a process of its own, for a few seconds. A test replays every trace in the default folder.
 The modules that import torch are imported where there is a GPU only.
@@ -20,7 +20,7 @@ from checkout import ROOT
 from legroom import paths
 from legroom.machine import host
 
-FOLDER = ROOT / "tests" / "tools_tests" / "traces"  # read by test_allocator_traces.py
+FOLDER = ROOT / "docs" / "results" / "traces"
 TOLERANCE = 0.01  # of peak allocated and peak reserved memory
 SMALL = ["model.layers=2", "data.samples=64", "data.seq_len=128"]
 CONFIGURATIONS = {

@@ -1,4 +1,4 @@
-"""The command `tests/tools/advice_against_fit.py [MODEL...] [CARD...]`: an estimate's advice, held to what `fit` finds.
+"""`scripts/evidence/advice_against_fit.py [MODEL...] [CARD...]`: an estimate's advice, held to what `fit` finds.
 
 For each model that does not fit a card: the advice fits by an estimate of its own, nothing that comes before it in the
 objective (`foresight/search/objective.py`) fits, and none of the five rows that `fit` prints for the same mathematics
@@ -190,7 +190,7 @@ def page(lines: list[list[str]]) -> str:
     typed = markdown(["model", "typed"], [[name, f"`{' '.join(words)}`"] for name, words in MODELS.items()])
     about = str(__doc__).split("\n\n", 1)[1].replace("Writes docs/results/advice.md.", "").strip()
     return (
-        "# Advice held to fit\n\nWritten by `python tests/tools/advice_against_fit.py`.\n\n"
+        "# Advice held to fit\n\nWritten by `python scripts/evidence/advice_against_fit.py`.\n\n"
         f"{about}\n\n{typed}\n\n{markdown(HEADINGS, lines)}\n"
     )
 

@@ -1,4 +1,4 @@
-"""The command `tests/tools/fit_efficiencies.py --kernels`: efficiencies in fp32 from the published single kernels.
+"""The command `scripts/evidence/fit_efficiencies.py --kernels`: efficiencies in fp32 from the published single kernels.
 
 Fitted on the shapes that are not held out (held_out.py), for each board on its own, by coordinate descent on the mean
 size of the logarithmic error; printed as YAML, with the errors on the shapes that are.

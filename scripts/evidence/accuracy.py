@@ -1,6 +1,6 @@
 """Predictions against measurements on the GPU at hand, in one call of under ten minutes.
 
-    python tests/tools/accuracy.py [--into docs/results] [--seconds 540] [--passes 1] [overrides ...]
+    python scripts/evidence/accuracy.py [--into docs/results] [--seconds 540] [--passes 1] [overrides ...]
 
 Reads the configurations from docs/results/accuracy_configurations.txt, which was written before the first was
 measured. Each is predicted (several at once), then measured in a process of its own, then run again with its
@@ -94,7 +94,7 @@ def run(comparison: Comparison, target: Path) -> int:
     first = next((row.measured for row in rows if row.measured is not None), None)
     if first is not None:
         versions = ", ".join(f"{key} {value}" for key, value in first.environment["versions"].items() if value)
-        text += f"\nMeasured by `python tests/tools/accuracy.py` on {time.strftime('%Y-%m-%d')}; {versions}.\n"
+        text += f"\nMeasured by `python scripts/evidence/accuracy.py` on {time.strftime('%Y-%m-%d')}; {versions}.\n"
     (target / f"{name}.md").write_text(text)
     lines = accuracy_page.csv_rows(rows)
     with open(target / f"{name}.csv", "w", newline="") as file:

@@ -1,8 +1,8 @@
 """Efficiencies of the GPU that a folder's runs were measured on, as YAML for foresight/speed/efficiencies.yaml.
 
-    python tests/tools/fit_efficiencies.py outputs/accuracy
-    python tests/tools/fit_efficiencies.py --kernels      # in fp32, from the published kernels beside the checkout
-    python tests/tools/fit_efficiencies.py --steps        # the others, from the published steps there
+    python scripts/evidence/fit_efficiencies.py outputs/accuracy
+    python scripts/evidence/fit_efficiencies.py --kernels      # in fp32, from the published kernels beside the checkout
+    python scripts/evidence/fit_efficiencies.py --steps        # the others, from the published steps there
 
 Every second run is held out of the fit; the errors on those runs are the ones that count. Taken are runs that ended
 ok, of one process, on a GPU of conf/gpu/, without torch.compile.

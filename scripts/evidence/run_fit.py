@@ -1,4 +1,4 @@
-"""The command `tests/tools/fit_efficiencies.py FOLDER`: a GPU's efficiencies from runs that were measured on it.
+"""The command `scripts/evidence/fit_efficiencies.py FOLDER`: a GPU's efficiencies from runs that were measured on it.
 
 Least squares on logarithms, with a weak pull towards the prior values; printed as YAML.
 """

@@ -1,7 +1,7 @@
 """Train, resume, count and predict every mode of parallelism, and write docs/results/parallelism.md.
 
-python tests/tools/parallelism_matrix.py                 all modes; some 15 minutes on two free cores
-python tests/tools/parallelism_matrix.py fsdp            the rows with this word, printed and not written
+python scripts/evidence/parallelism_matrix.py                 all modes; some 15 minutes on two free cores
+python scripts/evidence/parallelism_matrix.py fsdp            the rows with this word, printed and not written
 
 Every cell is yes, no, or what refuses it. A mode whose package or GPU is not here has its refusal in each cell.
 """
@@ -229,7 +229,7 @@ def page(rows: Iterable[Row]) -> str:
     versions = ", ".join(f"{name} {host.version(name) or 'not installed'}" for name in LIBRARIES)
     return f"""# Modes of parallelism
 
-Made by `python tests/tools/parallelism_matrix.py` on {datetime.date.today()}, on CPU ranks (gloo) with {versions}.
+Made by `python scripts/evidence/parallelism_matrix.py` on {datetime.date.today()}, on CPU ranks (gloo) with {versions}.
 What each mode is for: [several GPUs](../parallelism.md).
 
 `{" ".join(word for word in BASE if not word.startswith(("tracker", "launch", "device")))}`

@@ -1,6 +1,6 @@
 """Run the two commands of the README whose pictures it shows, and put the pictures into docs/pictures.
 
-    python tests/tools/docs_pictures.py             # a few minutes on a CPU; no GPU and no network needed
+    python scripts/evidence/docs_pictures.py             # a few minutes on a CPU; no GPU and no network needed
 
 sweep.png: memory and speed of ten real CPU runs. estimate.png: memory over one step of a GPU that is not installed.
 page.png: the top of the page of another estimate, in a Chromium of this machine; without one it is left as it is.

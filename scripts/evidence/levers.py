@@ -1,8 +1,8 @@
 """What each lever does to one encoder and one decoder: tables in docs/results/levers.md, and pictures.
 
-    python tests/tools/levers.py              # half an hour on two cores; the jobs' records go to a temporary folder
-    python tests/tools/levers.py FOLDER       # keep the records there; a second call runs only what is missing
-    python tests/tools/levers.py --pairs      # nothing is run: the column "not with" alone, from the levers' conflicts
+    python scripts/evidence/levers.py              # half an hour on two cores; records go to a temporary folder
+    python scripts/evidence/levers.py FOLDER       # keep the records there; a second call runs only what is missing
+    python scripts/evidence/levers.py --pairs      # nothing is run: the column "not with" alone
 
 Counted: real training steps of small models on the CPU, under the memory ledger. Predicted: estimates of models of the
 usual size on two GPUs. One lever is changed at a time.
@@ -26,7 +26,7 @@ from legroom.options import hooks
 from legroom.units import GIB, MIB
 
 PAGE, PICTURES = ROOT / "docs" / "results" / "levers.md", ROOT / "docs" / "pictures"
-BEGIN, END = "<!-- counted by tests/tools/levers.py -->", "<!-- end -->"
+BEGIN, END = "<!-- counted by scripts/evidence/levers.py -->", "<!-- end -->"
 GPUS = {"rtx4090_24gb": "RTX 4090", "a100_80gb": "A100 80 GB"}
 COUNTED = ["recipe=accelerate", "device=cpu", "train.max_steps=12", "data.samples=96", "eval.enabled=false"]
 PREDICTED = ["recipe=estimate", f"gpu={','.join(GPUS)}"]

@@ -14,14 +14,6 @@ needs_files = pytest.mark.skipif(not held_out.STEPS.exists(), reason=held_out.MI
 NINE_OF_TEN, WIDEST = 0.9, 2.0
 
 
-def test_a_row_counts_in_each_of_its_classes():
-    made = [
-        published_intervals.Row("one", ("memory-bound", "LoRA and QLoRA"), 0.5, 1.0, 0.8, seconds)
-        for seconds in (0.7, 1.1)
-    ]
-    assert published_intervals.summary(made) == {"memory-bound": (2, 0.5, 2.0), "LoRA and QLoRA": (2, 0.5, 2.0)}
-
-
 @needs_files
 def test_published_training_steps_that_wait_for_the_host_lie_in_their_intervals():
     found = []

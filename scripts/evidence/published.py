@@ -1,6 +1,6 @@
 """Predictions beside what others measured and published; nothing is fitted to them.
 
-    python tests/tools/published.py [guide] [rtx] [a100] [speed] [intervals] [--into FILE]
+    python scripts/evidence/published.py [guide] [rtx] [a100] [speed] [intervals] [--into FILE]
 
 guide: the nine V100 rows of the Hugging Face guide, as `+experiment/guide=` has them. rtx: xMem's runs, with the
 errors of xMem's own estimates beside ours. a100: full fine-tunings in bf16. speed: steps and single kernels, of
@@ -45,7 +45,7 @@ def main() -> int:
         libraries = ", ".join(f"{name} {host.version(name)}" for name in ("torch", "transformers", "bitsandbytes"))
         options.into.write_text(
             "# Predictions against published measurements\n\nMade by "
-            f"`python {' '.join(['tests/tools/published.py', *options.tables])}` "
+            f"`python {' '.join(['scripts/evidence/published.py', *options.tables])}` "
             f"on {time.strftime('%Y-%m-%d')}, on a CPU, with {libraries}. Every figure that is not a "
             "prediction was measured by others: docs/reference/README.md.\n\n" + "\n\n".join(parts) + "\n"
         )

@@ -1,4 +1,4 @@
-"""The command `tests/tools/fit_efficiencies.py --steps`: what published kernels do not tell, from published steps.
+"""The command `scripts/evidence/fit_efficiencies.py --steps`: what published kernels do not tell, from published steps.
 
 Fitted on the steps whose GPU model is not held out (held_out.py), all constants together, by coordinate descent on the
 mean size of the logarithmic error. The largest rates of products in 16 bits are read from hardware.csv. Printed as

@@ -1,6 +1,6 @@
 """Run public training scripts by `legroom check` and `legroom measure`, and write docs/results/programs.md's table.
 
-    python tests/tools/programs.py CHECKOUTS --work FOLDER [--only sft,dpo] [--do measure,check_cpu] [--table FILE]
+    python scripts/evidence/programs.py CHECKOUTS --work FOLDER [--only sft,dpo] [--do measure,check_cpu] [--table FILE]
 
 CHECKOUTS holds the repositories by their names (trl, accelerate, ...), at the commits that docs/results/programs.md
 lists. What a script trains on is made in FOLDER (program_data.py), once. Each result is kept in FOLDER/results as JSON,

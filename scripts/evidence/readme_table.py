@@ -1,6 +1,6 @@
 """Estimate which known models fit which cards, and write the table on the README's first screen.
 
-    python tests/tools/readme_table.py FOLDER       # no GPU and no network needed; about an hour on two cores
+    python scripts/evidence/readme_table.py FOLDER       # no GPU and no network needed; about an hour on two cores
 
 The sweeps of estimates lie in FOLDER, and the same command again computes what is missing there alone. Every cell is an
 estimate of `recipe=estimate` for that very card or pair; nothing is derived from another cell.
@@ -23,7 +23,7 @@ from legroom.records.record import Record, verdict_of
 from legroom.units import GIB
 
 README = ROOT / "README.md"
-BEGIN, END = "<!-- begin: tests/tools/readme_table.py -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: scripts/evidence/readme_table.py -->", "<!-- end -->"
 MODELS = {  # option of the menu -> how the table calls it
     "mistral_7b": "Mistral 7B",
     "llama_8b": "Llama 3.1 8B",
@@ -83,7 +83,9 @@ def table(folder: Path) -> str:
             lines.append([title, method, *cells])
     headings = ["", "", *(f"{size} GB" for size in CARDS.values()), *(f"{pair} GB" for pair in PAIRS.values())]
     names = ", ".join([*CARDS, *(f"2 x {card}" for card in PAIRS)])
-    made = f"Made by `tests/tools/readme_table.py` on {datetime.date.today()} for {names}; none of it was measured."
+    made = (
+        f"Made by `scripts/evidence/readme_table.py` on {datetime.date.today()} for {names}; none of it was measured."
+    )
     refused = REFUSED * any("-" in line for line in lines)
     return f"{markdown(headings, lines)}\n\n{CAPTION}{refused} {made}"
 

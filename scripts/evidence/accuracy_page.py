@@ -1,6 +1,6 @@
 """Predicted beside measured: the errors of a list of configurations, as a page in Markdown and as rows of a CSV file.
 
-Imports no library at the top: `tests/tools/accuracy.py` starts jobs, and imports none of theirs.
+Imports no library at the top: `scripts/evidence/accuracy.py` starts jobs, and imports none of theirs.
 """
 
 from __future__ import annotations

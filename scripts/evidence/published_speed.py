@@ -1,4 +1,4 @@
-"""`tests/tools/published.py speed`: predicted beside published seconds, of whole steps and of single kernels.
+"""`scripts/evidence/published.py speed`: predicted beside published seconds, of whole steps and of single kernels.
 
 The files lie beside the checkout (`held_out.FOLDER`). Rows that are held out judge; the others may be fitted on.
 """

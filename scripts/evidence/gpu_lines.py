@@ -1,6 +1,6 @@
 """Which lines of the package that only a GPU reaches are run by the tests under played GPUs.
 
-    python tests/tools/gpu_lines.py [--into docs/results] [--keep FILE] [tests ...]
+    python scripts/evidence/gpu_lines.py [--into docs/results] [--keep FILE] [tests ...]
 
 Runs the tests (by default those in tests/gpu_played and the ones beside them that play a GPU) with line coverage, also
 in the processes that they start, and writes <into>/gpu_lines.md: how many of these lines ran, and each that did not
@@ -175,9 +175,9 @@ def report(executed: dict[str, set[int]]) -> tuple[str, list[str]]:
     page = [
         "# Lines that only a GPU reaches",
         "",
-        "Made by `python tests/tools/gpu_lines.py` from the tests under played GPUs (tests/support/played_gpu.py),",
-        "without a GPU. What a played GPU cannot show stands in that file's first lines: that a line ran there means",
-        "that its names and arguments exist and that what follows works, and not that its figures are right on a GPU.",
+        "Made by `python scripts/evidence/gpu_lines.py` from the tests under played GPUs, without a GPU.",
+        "What a played GPU cannot show stands in the first lines of tests/support/played_gpu.py: that a line ran there",
+        "means that its names and arguments exist and that what follows works, not that its figures are right.",
         "",
         f"{ran} of {total} such statements in recipes/legroom ran. The others:",
         "",
