@@ -376,6 +376,8 @@ def test_ranks_meet_on_the_loopback(namespaces, scratch):
         server = socket.create_server(("127.0.0.1", 29500))
         socket.create_connection(("localhost", 29500)).send(b"here")
         assert server.accept()[0].recv(10) == b"here"
+        own = socket.create_server((socket.gethostname(), 0))
+        socket.create_connection(own.getsockname())
         """
     run(meeting, scratch)
 
@@ -538,7 +540,7 @@ def test_every_mount_is_covered(namespaces, world, scratch):
         set -e
         mount -t tmpfs none data; mkdir data/deeper "data/a, b: c \\\\"; echo outside > data/rows
         mount -t tmpfs none data/deeper; echo outside > data/deeper/rows
-        mount -t tmpfs none fixed; echo outside > fixed/rows; mount -o remount,ro fixed
+        mount -t tmpfs none fixed; echo outside > fixed/rows
         mount --bind other.txt kept.txt
         mount -t tmpfs none twice; echo hidden > twice/rows; mount -t tmpfs none twice; echo outside > twice/rows
         "$@"
@@ -549,15 +551,23 @@ def test_every_mount_is_covered(namespaces, world, scratch):
             open(path, "w").write("inside")
             assert open(path).read() == "inside"
         assert "other.txt" in open("kept.txt").read()
+        import socket
+        try: socket.socket(socket.AF_UNIX).connect("fixed/socket")
+        except ConnectionRefusedError: pass
+        else: raise AssertionError("fixed/socket")
         for path in ("fixed/rows", "fixed/new", "kept.txt"):
             try: open(path, "w")
             except OSError: continue
             raise AssertionError(path)
         """
     driver = """
-        import os, sys
+        import socket, subprocess, sys
         from pathlib import Path
         from legroom.check import sandbox
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind("fixed/socket")
+        listening.listen()
+        subprocess.run(["mount", "-o", "remount,ro", "fixed"], check=True)
         command = [sys.executable, "-c", sys.argv[2]]
         with sandbox.start(command, environment={}, folder=Path(sys.argv[1]), kind="namespaces") as sandboxed:
             sys.exit(sandboxed.wait())

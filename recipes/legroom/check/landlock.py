@@ -14,7 +14,8 @@ RULE_PATH, RULE_PORT = 1, 2
 WRITE_FILE = 1 << 1
 WRITES = WRITE_FILE | 0b1_1111_1111 << 4  # and to remove or make a file or folder of any kind
 REFER, TRUNCATE = 1 << 13, 1 << 14  # of versions 2 and 3
-CONNECT_TCP = 1 << 1  # of version 4
+CONNECT_TCP = 1 << 1
+VERSION_OF_CONNECTIONS = 4
 ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # of version 6
 
 
@@ -47,12 +48,12 @@ def restrict(writable: list[str], network: bool, ports: list[int]) -> None:
         files |= REFER
     if known >= 3:
         files |= TRUNCATE
-    if known >= 4 and not network:
+    if known >= VERSION_OF_CONNECTIONS and not network:
         connections = CONNECT_TCP
     if known >= 6:
         scoped = ABSTRACT_SOCKETS | SIGNALS
     rules = _Ruleset(files, connections, scoped)
-    size = 8 * (1 + (known >= 4) + (known >= 6))
+    size = 8 * (1 + (known >= VERSION_OF_CONNECTIONS) + (known >= 6))
     ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint32(0))
     try:
         for path in writable:

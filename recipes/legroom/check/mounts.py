@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,4 +74,16 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def of_this_process() -> dict[str, Mount]:
-    return visible(read(Path("/proc/self/mountinfo").read_text(errors="surrogateescape")))
+    """What `visible` finds of this process's mounts, but for those whose folder was removed."""
+    found = visible(read(Path("/proc/self/mountinfo").read_text(errors="surrogateescape")))
+    return {path: mount for path, mount in found.items() if not _is_removed(path)}
+
+
+def _is_removed(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # in a folder of somebody else
+        return False
+    return False

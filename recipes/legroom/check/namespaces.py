@@ -13,11 +13,11 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import socket
 import stat
 import struct
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -27,16 +27,20 @@ from legroom.check import libc, mounts
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Files of /proc that change the machine; root may write them without any capability.
 READ_ONLY_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
-# Who listens there does what it is asked to, outside.
-SERVICES = ("/run/docker.sock", "/run/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock")
-# Who listens there answers what a user or a host is called.
-LOOK_UPS = ("/run/nscd/", "/var/run/nscd/", "/var/lib/sss/pipes/", "/run/systemd/userdb/", "/run/systemd/resolve/")
+# Sockets that stay: who listens there answers what a user is called. No other socket of the machine is reached, since
+# an overlay shows each as a file of its own.
+LOOK_UPS = (
+    "/run/nscd/socket",
+    "/var/lib/sss/pipes/nss",
+    "/run/systemd/userdb/io.systemd.NameServiceSwitch",
+    "/run/systemd/userdb/io.systemd.Multiplexer",
+)
 # Little is written there, and a layer in memory is made and removed faster than one on a disk.
 SYSTEM = {"/boot", "/etc", "/lost+found", "/media", "/opt", "/run", "/srv", "/usr"}
 # A folder that is made anew entry by entry has at most so many; a fuller one becomes read-only.
 MOST_ENTRIES = 1000
 MOST_COPIED_BYTES, MOST_COPIED_BYTES_IN_ALL = 1 << 20, 64 << 20
-SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, IFF_UP = 0x8913, 0x8914, 0x8916, 0x891C, 1
 
 
 @dataclass
@@ -69,26 +73,27 @@ class Tree:
         os.makedirs(self.root)
         os.makedirs(f"{self.private}/disk")
         os.makedirs(f"{self.private}/memory")
+        os.makedirs(f"{self.private}/nothing")
         libc.mount(self.root, self.root, flags=libc.MS_BIND)
         libc.mount("tmpfs", f"{self.private}/memory", "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, "mode=700")
         self._place("/")
         self._devices()
+        for path in LOOK_UPS:
+            if os.path.exists(path):
+                with suppress(OSError):
+                    self._bind(path)
         shared = self.root + self.folder
         os.makedirs(shared, exist_ok=True)
         libc.mount(self.folder, shared, flags=libc.MS_BIND)
         hidden = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV
         libc.mount("tmpfs", self.root + self.private, "tmpfs", hidden, "mode=500,size=4k")
 
-    def enter(self, listening: Iterable[str]) -> None:
-        """Make it the root of this process, and let go of the old one. listening: paths of sockets of other processes,
-        which refuse connections from now on."""
+    def enter(self) -> None:
+        """Make it the root of this process, and let go of the old one."""
         os.chdir(self.root)
         libc.pivot_root(".", ".")
         libc.unmount(".")
         os.chdir("/")
-        for path in {*listening, *SERVICES}:
-            if _is_socket(path) and not path.startswith(LOOK_UPS):
-                libc.mount("/dev/null", os.path.realpath(path), flags=libc.MS_BIND)
 
     # --- a path of the new tree -------------------------------------------------------------------------
 
@@ -108,26 +113,38 @@ class Tree:
                 self._bind_read_only(path)
         elif os.path.isdir(path):
             self._place_folder(path)
-        # a socket or a pipe leads to somebody outside, and is left out
+        elif os.path.lexists(self.root + path):  # in a mount that was bound with all that is below it
+            libc.mount("/dev/null", self.root + path, flags=libc.MS_BIND)
+        # other sockets and pipes lead to somebody outside, and are left out
 
     def _place_folder(self, path: str) -> None:
         mount = self.mounts.get(path)
         below = [other for other in self.mounts if mounts.is_below(other, path)]
         if mount and (mount.read_only or mount.kind in mounts.KERNEL_FILE_SYSTEMS):
-            self._bind_read_only(path)
+            if below or not self._overlay_read_only(path):
+                self._bind_read_only(path)
             for other in sorted(below):
                 if not any(mounts.is_below(other, between) for between in below):
                     self._place(other)
         elif not below:
             self._overlay(path)
         else:
+            self._place_entries(path)
+
+    def _place_entries(self, path: str) -> None:
+        """A folder with mounts below it is made anew."""
+        try:
             entries = sorted(os.listdir(path))
-            if len(entries) > MOST_ENTRIES:
-                self._bind_read_only(path)
-                self.read_only.append(path)
-                return
-            self._make_folder(path, self.root + path)
-            for entry in entries:
+        except PermissionError:  # of somebody else
+            self._bind_read_only(path)
+            return
+        if len(entries) > MOST_ENTRIES:
+            self._bind_read_only(path)
+            self.read_only.append(path)
+            return
+        self._make_folder(path, self.root + path)
+        for entry in entries:
+            with suppress(FileNotFoundError):  # gone since
                 self._place(os.path.join(path, entry))
 
     def _make_folder(self, path: str, copy: str) -> None:
@@ -158,7 +175,7 @@ class Tree:
             self._make_folder(path, f"{layer}-upper")
             if self.mapped:
                 self._prepare(path, f"{layer}-upper")
-            if _mount_overlay(path, layer, target):
+            if _mount_overlay(target, lowerdir=[path], upperdir=[f"{layer}-upper"], workdir=[f"{layer}-work"]):
                 return
         self._bind_read_only(path)
         self.read_only.append(path)
@@ -206,16 +223,25 @@ class Tree:
         self.copied_bytes += status.st_size
         return True
 
+    def _overlay_read_only(self, path: str) -> bool:
+        """An overlay that takes no writes, over a mount that takes none either. Returns whether it does."""
+        target = self.root + path
+        os.makedirs(target, exist_ok=True)
+        return _mount_overlay(target, lowerdir=[path, f"{self.private}/nothing"])
+
     def _bind_read_only(self, path: str) -> None:
+        self._bind(path)
+        for mounted in [path, *(other for other in self.mounts if mounts.is_below(other, path))]:
+            with suppress(PermissionError):  # of somebody else, and not to be read either
+                _remount_read_only(self.root + mounted)
+
+    def _bind(self, path: str) -> None:
         target = self.root + path
         if os.path.isdir(path):
             os.makedirs(target, exist_ok=True)
         elif not os.path.exists(target):
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
         libc.mount(path, target, flags=libc.MS_BIND | libc.MS_REC)
-        for mounted in [path, *(other for other in self.mounts if mounts.is_below(other, path))]:
-            with suppress(PermissionError):  # of somebody else, and not to be read either
-                _remount_read_only(self.root + mounted)
 
     def _processes(self) -> None:
         """/proc of the new process namespace."""
@@ -254,42 +280,43 @@ def _remount_read_only(path: str) -> None:
     libc.mount("", path, flags=libc.MS_REMOUNT | libc.MS_BIND | libc.MS_RDONLY | kept)
 
 
-def _mount_overlay(lower: str, layer: str, target: str) -> bool:
-    """Whether the folder takes an overlay. Descriptors name the folders: the options have no room for any path."""
-    folders = []
+def _mount_overlay(target: str, **layers: list[str]) -> bool:
+    """Whether the folders take an overlay. layers: folders by the name of overlay's option; descriptors stand for them,
+    because an option has no room for every path."""
+    descriptors = []
+    options = ["userxattr"]  # for any user
     try:
-        for path in (lower, f"{layer}-upper", f"{layer}-work"):
-            folders.append(os.open(path, os.O_PATH | os.O_DIRECTORY))
-        names = zip(("lowerdir", "upperdir", "workdir"), folders)
-        options = [f"{name}=/proc/self/fd/{number}" for name, number in names]
-        libc.mount(
-            "overlay", target, "overlay", libc.MS_NOSUID | libc.MS_NODEV, ",".join([*options, "userxattr", "volatile"])
-        )
+        for name, folders in layers.items():
+            opened = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in folders]
+            descriptors += opened
+            options.append(f"{name}={':'.join(f'/proc/self/fd/{each}' for each in opened)}")
+        if "upperdir" in layers:
+            options.append("volatile")  # nobody waits until the layer is on the disk
+        libc.mount("overlay", target, "overlay", libc.MS_NOSUID | libc.MS_NODEV, ",".join(options))
     except OSError:
         return False
     finally:
-        for number in folders:
-            os.close(number)
+        for descriptor in descriptors:
+            os.close(descriptor)
     return True
 
 
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
+def own_addresses() -> list[str]:
+    """The IPv4 addresses of this machine, but for the loopback's."""
+    with suppress(OSError), open("/proc/net/fib_trie") as file:
+        found = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", file.read())
+        return sorted({address for address in found if not address.startswith("127.")})
+    return []
 
 
-def listening_sockets() -> list[str]:
-    """Paths of the sockets that processes of this machine listen at."""
-    with open("/proc/net/unix", errors="surrogateescape") as file:
-        found = [line.rstrip("\n").split(" ", 7)[-1] for line in file]
-    return [path for path in found if path.startswith("/")]
-
-
-def start_loopback() -> None:
-    """A new network namespace has 127.0.0.1, but it is down."""
+def start_loopback(addresses: list[str]) -> None:
+    """Bring up the loopback of a new network namespace, which has no other device. It gets the machine's addresses too:
+    ranks that are started here look for each other under the machine's name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sH14x", b"lo", 0)
-        flags = struct.unpack("16sH14x", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request))[1]
+        flags = struct.unpack("16sH14x", fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0)))[1]
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
+        for number, address in enumerate(addresses):
+            name = f"lo:{number}".encode()
+            for request, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, "255.255.255.255")):
+                packed = struct.pack("16sHH4s8x", name, socket.AF_INET, 0, socket.inet_aton(value))
+                fcntl.ioctl(any_socket, request, packed)

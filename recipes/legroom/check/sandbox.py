@@ -45,6 +45,14 @@ class Protection:
     reason: str = ""
 
 
+class NotGiven(Refusal):
+    """This machine does not give this kind of protection. reason: what the kernel said."""
+
+    def __init__(self, kind: Kind, reason: str) -> None:
+        super().__init__(f"the script was not started: a sandbox of {kind} cannot be made here: {reason}")
+        self.reason = reason
+
+
 class Sandboxed:
     """A command that was started. pid: its number on this machine. read_only: folders that took no layer. stdout and
     stderr: what is read from, where subprocess.PIPE was given.
@@ -115,7 +123,7 @@ def start(
 
     Raises:
         FileNotFoundError, PermissionError: the command cannot be started.
-        Refusal: the machine does not give this protection.
+        NotGiven: the machine does not give this protection.
     """
     chosen = kind or protection().kind
     folder = folder.resolve()
@@ -170,7 +178,7 @@ def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int
     sandboxed.kill()
     if "command" in known:
         raise OSError(known["command"], os.strerror(known["command"]), known["path"])
-    raise Refusal(f"the sandbox could not be made: {known.get('refused', 'its supervisor ended')}")
+    raise NotGiven(asked["kind"], known.get("refused", "its first process ended"))
 
 
 def _paths_in_use(cwd: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -198,51 +206,64 @@ def protection(allowed: Sequence[Kind] = KINDS, network: bool = False) -> Protec
     """
     reasons = []
     for kind in ("namespaces", "landlock"):
-        if kind not in allowed:
-            continue
-        reason, read_only = _tried(kind)
-        if reason is None:
-            return Protection(kind, _sentence(kind, read_only, network, "; ".join(reasons)), "; ".join(reasons))
-        reasons.append(reason)
-    return Protection("none", _sentence("none", (), network, "; ".join(reasons)), "; ".join(reasons))
+        if kind in allowed:
+            reason, read_only = _tried(kind)
+            if reason is None:
+                return Protection(kind, _sentence(kind, read_only, network, reasons), ", ".join(reasons))
+            reasons.append(f"{kind} ({reason})")
+    return Protection("none", _sentence("none", (), network, reasons), ", ".join(reasons))
 
 
 @cache
 def _tried(kind: Kind) -> tuple[str | None, tuple[str, ...]]:
     """(why this machine does not give the protection, or None if it does; the folders that are read-only under it)."""
     if sys.platform != "linux":
-        return "only Linux has it", ()
+        return "this system has none", ()
     with tempfile.TemporaryDirectory(prefix="legroom-") as name:
         outside, folder = Path(name) / "outside", Path(name) / "folder"
         outside.touch()
         folder.mkdir()
-        writing = "import sys; open(sys.argv[1], 'w').write('reached'); open(sys.argv[2], 'w')"
-        command = [sys.executable, "-I", "-S", "-c", writing]
+        writing = "import sys\nfor path in sys.argv[1:]: open(path, 'w').write('reached')"
+        command = [sys.executable, "-I", "-S", "-c", writing, str(folder / "inside"), str(outside)]
         try:
-            inside = command + [str(folder / "inside"), str(folder / "inside")]
-            with start(inside, environment={}, folder=folder, kind=kind) as tried:
-                tried.wait()
-            beyond = command + [str(outside), str(folder / "inside")]
-            with start(beyond, environment={}, folder=folder, kind=kind, stderr=subprocess.DEVNULL) as beside:
-                beside.wait()
-        except (Refusal, OSError) as error:
-            return f"{kind}: {first_line(error)}", ()
-        if outside.stat().st_size or not (folder / "inside").exists():
-            return f"{kind}: a file outside was written", ()
+            with start(command, environment={}, folder=folder, kind=kind, stderr=subprocess.DEVNULL) as tried:
+                status = tried.wait()
+        except NotGiven as error:
+            return error.reason, ()
+        except OSError as error:
+            return first_line(error), ()
+        if outside.stat().st_size:
+            return "a file outside was written in a trial", ()
+        if not (folder / "inside").exists():
+            return "the shared folder was not written in a trial", ()
+        if kind == "namespaces" and status:
+            return f"{tempfile.gettempdir()} takes no overlay", ()
         return None, tuple(tried.read_only)
 
 
-def _sentence(kind: Kind, read_only: Sequence[str], network: bool, reason: str) -> str:
+def _sentence(kind: Kind, read_only: Sequence[str], network: bool, reasons: list[str]) -> str:
+    kept_network = "; its network is this machine's (--network)."
     if kind == "namespaces":
-        sentence = (
-            "Nothing outside is changed: the script has Linux namespaces and a layer over every folder of its own"
-        )
-        sentence += ", but this machine's network (--network)." if network else ", and no network."
+        sentence = "What the script writes, deletes or starts vanishes with it (Linux namespaces and overlays)"
+        sentence += kept_network if network else "; it has no network."
         if read_only:
-            sentence += f" Folders that take no layer are read-only: {', '.join(read_only)}."
+            sentence += f" Read-only, for they take no overlay: {', '.join(read_only)}."
         return sentence
     if kind == "landlock":
+        from legroom.check import landlock  # it can be imported on Linux
+
         sentence = "The script can write in its temporary folder and in /dev/shm only (Landlock)"
-        sentence += "." if network else ", and opens no TCP connection."
-        return f"{sentence} Not held back: UDP, permissions and times of files. Namespaces would: {reason}."
-    return f"Nothing holds the script back: what it writes, deletes and sends is real. {reason}".rstrip()
+        not_prevented = "UDP, sockets of this machine, changes of a file's permissions and times"
+        if network:
+            sentence += kept_network
+        elif landlock.version() >= landlock.VERSION_OF_CONNECTIONS:
+            sentence += "; it opens no TCP connection."
+        else:
+            sentence += "."
+            not_prevented = f"TCP, {not_prevented}"
+        sentence += f" Not prevented: {not_prevented}."
+    else:
+        sentence = "What the script writes, deletes and sends is real: nothing on this machine holds it back."
+    if reasons:
+        sentence += f" Not available here: {', '.join(reasons)}."
+    return sentence

@@ -54,6 +54,11 @@ def _report(reports: int, **known: Any) -> None:
     os.write(reports, json.dumps(known).encode() + b"\n")
 
 
+def _reason(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{reason}: {error.filename}" if error.filename else reason
+
+
 def _fork(child: Callable[[], Any]) -> int:
     """A child that runs `child` and ends. Returns its number, in the parent alone."""
     process = os.fork()
@@ -131,6 +136,8 @@ def _as_child(asked: dict[str, Any], control: int, reports: int, woken: int) -> 
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
 
     def command() -> None:
+        if sys.platform == "linux":
+            libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         if asked["kind"] == "landlock":
             from legroom.check import landlock
@@ -138,7 +145,7 @@ def _as_child(asked: dict[str, Any], control: int, reports: int, woken: int) -> 
             try:
                 landlock.restrict(asked["writable"], asked["network"], asked["ports"])
             except OSError as error:
-                _report(reports, refused=str(error))
+                _report(reports, refused=_reason(error))
                 return
         _report(reports, pid=os.getpid())
         _execute(asked, reports)
@@ -242,14 +249,14 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
     """Runs as the builder: new namespaces, and init in them."""
     from legroom.check import libc, namespaces
 
-    listening = namespaces.listening_sockets()
+    addresses = namespaces.own_addresses()
     flags = libc.CLONE_NEWUSER | libc.CLONE_NEWNS | libc.CLONE_NEWPID | libc.CLONE_NEWIPC
     if not asked["network"]:
         flags |= libc.CLONE_NEWNET
     try:
         libc.unshare(flags)
     except OSError as error:
-        _report(reports, refused=str(error))
+        _report(reports, refused=_reason(error))
         return
     os.write(unshared, b"u")
     answer = os.read(named, 256)
@@ -264,11 +271,11 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
             tree = namespaces.Tree(asked["folder"], layers, tuple(mapped) if mapped else None, asked["used"])
             tree.build()
             if not asked["network"]:
-                namespaces.start_loopback()
+                namespaces.start_loopback(addresses)
             machine = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # of the machine's processes
-            tree.enter(listening)
+            tree.enter()
         except OSError as error:
-            _report(reports, refused=str(error))
+            _report(reports, refused=_reason(error))
             return
         if tree.read_only:
             _report(reports, read_only=tree.read_only)
