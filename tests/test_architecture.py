@@ -36,8 +36,8 @@ LAYERS = [
     {"machine"},
     {"ranks"},
     {"third_party"},
-    # the schema, and the files at the root of the package
-    {"config", "errors", "invocation", "paths", "units", "version", "yaml_table"},
+    # the schema, and the files at the root of the package; the emulated GPU imports nothing but itself
+    {"config", "errors", "invocation", "paths", "units", "version", "yaml_table", "emulated_gpu"},
 ]
 LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 
