@@ -1,0 +1,328 @@
+"""Which Python a command line starts, and what its environment has.
+
+`legroom check` lives in an environment of its own, and the script in another: that of the python which the command
+names. Nothing of that environment is imported here; a short process of that python says where its torch lies.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from legroom.errors import Refusal
+
+PYTHON = re.compile(r"python(\d(\.\d+)?t?)?(\.exe)?")
+VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+SHELL_SCRIPTS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
+# pip and uv write this where the path of the python is too long for a first line, or has blanks in it.
+EXEC_LINE = re.compile(rb"^'''exec' (.+?) \"\$0\" \"\$@\"$", re.MULTILINE)
+FIRST_BYTES = 4096
+STARTING_SECONDS = 60  # of a python on a network file system, for the first time
+
+# Started by a command, in the environment that they choose: `uv run python train.py`. Their options that take a value.
+RUNNERS = {
+    "conda": {"-n", "--name", "-p", "--prefix", "--cwd"},
+    "mamba": {"-n", "--name", "-p", "--prefix", "--cwd"},
+    "micromamba": {"-n", "--name", "-p", "--prefix", "--cwd", "-r", "--root-prefix", "-e", "--env"},
+    "uv": {
+        *(
+            "-p",
+            "--python",
+            "--project",
+            "--directory",
+            "--extra",
+            "--group",
+            "--only-group",
+            "--no-group",
+            "--package",
+        ),
+        *("-w", "--with", "--with-editable", "--with-requirements", "--env-file", "--index", "--index-url"),
+    },
+    "poetry": {"-C", "--directory", "-P", "--project"},
+    "pdm": {"-p", "--project"},
+    "pixi": {"-e", "--environment", "--manifest-path"},
+    "pipenv": set(),
+    "hatch": {"-e", "--env"},
+}
+
+# Runs in any Python from 3.8 on, without its own folder on the path, as a script in another folder has it.
+_DESCRIBE = """
+import sys
+if sys.path and sys.path[0] == "":
+    del sys.path[0]
+import importlib.util, json, os
+try:
+    spec = importlib.util.find_spec("torch")
+    origin = spec.origin if spec else None
+except Exception:
+    origin = None
+print(json.dumps({
+    "python": sys.executable, "version": list(sys.version_info[:3]), "prefix": sys.prefix, "torch": origin,
+    "platform": sys.platform, "machine": os.uname().machine if hasattr(os, "uname") else "",
+    "path": [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))],
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a script runs.
+
+    python: the interpreter itself, behind a shim of pyenv or the like.
+    python_version: (3, 12, 4).
+    platform, machine: as sys.platform and uname have them: linux, x86_64.
+    site_folders: where its packages lie, in the order of the search.
+    torch_folder: the package's folder. torch_version: with its build, as 2.9.1+cu128.
+    cuda_version: of the CUDA that torch was built with, as 12.8; None: without CUDA. hip_version: of ROCm.
+    """
+
+    python: Path
+    python_version: tuple[int, int, int]
+    platform: str
+    machine: str
+    site_folders: tuple[Path, ...]
+    torch_folder: Path
+    torch_version: str
+    cuda_version: str | None
+    hip_version: str | None
+
+    @property
+    def cuda_major(self) -> int | None:
+        """12 or 13: which of CUDA's libraries torch looks for."""
+        return int(self.cuda_version.partition(".")[0]) if self.cuda_version else None
+
+
+# --- which Python ---------------------------------------------------------------------------------------
+
+
+def python_of(line: Sequence[str], environment: Mapping[str, str] | None = None) -> Path:
+    """The python that a command line starts, as it was found: it may be a link, or a shim.
+
+    Args:
+        line: what was typed behind `legroom check --`: `python train.py`, `train.py`, `torchrun train.py`, `NAME=VALUE
+            accelerate launch ...`, `uv run train.py`, `nice python train.py`.
+        environment: variables, by default ours.
+
+    Raises:
+        Refusal: there is no such command, or it starts no Python.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    words = list(line[1:] if line[:1] == ["--"] else line)
+    if words[:1] == ["env"] and not "".join(words[1:2]).startswith("-"):
+        words.pop(0)
+    while words and VARIABLE.match(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    if not words:
+        raise Refusal("no script is named. Type it behind the options: legroom check -- python train.py")
+    path = search_path(variables)
+    found = _python_of_program(words, path, variables)
+    if found is None:
+        raise _no_python(words[0], path)
+    return found
+
+
+def search_path(environment: Mapping[str, str]) -> str:
+    """PATH without the folder that `uvx` puts in front of it for Legroom's own environment."""
+    folders = environment.get("PATH", os.defpath).split(os.pathsep)
+    if _is_of_a_tool(Path(sys.prefix)):
+        own = os.path.dirname(sys.executable)
+        folders = [folder for folder in folders if folder != own]
+    return os.pathsep.join(folders)
+
+
+def _is_of_a_tool(prefix: Path) -> bool:
+    """Whether an environment was made by `uvx`, `uv tool` or pipx for one command alone."""
+    receipts = ("uv-receipt.toml", "pipx_metadata.json")
+    return prefix.parent.name.startswith("archive-v") or any((prefix / name).exists() for name in receipts)
+
+
+def _python_of_program(words: list[str], path: str, environment: Mapping[str, str]) -> Path | None:
+    """The python of a program and its arguments, or None where no Python is seen."""
+    name = words[0]
+    if PYTHON.fullmatch(Path(name).name):
+        found = shutil.which(name, path=path)
+        return Path(found).absolute() if found else None
+    if name == "-m" or name.endswith(".py") and Path(name).exists() or Path(name, "__main__.py").exists():
+        return _python_at_hand(path, environment)
+    program = shutil.which(name, path=path)
+    if program is None:
+        return None
+    if Path(name).name in RUNNERS and "run" in words:
+        return _python_of_runner(words, path, environment)
+    script_python = _python_of_script(Path(program), path)
+    if script_python is not None:
+        return script_python
+    if _first_bytes(Path(program)).startswith(b"#!") and not name.endswith(SHELL_SCRIPTS):
+        return _beside(Path(program))  # a shim, as pyenv's: its folder has one for python, too
+    for place in range(1, len(words)):  # nice, numactl, srun, mpirun: the program stands behind their options
+        word = words[place]
+        if PYTHON.fullmatch(Path(word).name) or word.endswith(".py"):
+            return _python_of_program(words[place:], path, environment)
+        behind = shutil.which(word, path=path)
+        if behind is not None and (found := _python_of_script(Path(behind), path)):
+            return found
+    return None
+
+
+def _python_at_hand(path: str, environment: Mapping[str, str]) -> Path:
+    """What `python` means here: that of the activated environment, else of PATH, else Legroom's own."""
+    active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
+    if active and Path(active, "bin", "python").exists():
+        return Path(active, "bin", "python")
+    found = shutil.which("python", path=path) or shutil.which("python3", path=path)
+    return Path(found or sys.executable).absolute()
+
+
+def _first_bytes(program: Path) -> bytes:
+    try:
+        with program.open("rb") as file:
+            return file.read(FIRST_BYTES)
+    except OSError:
+        return b""
+
+
+def _python_of_script(program: Path, path: str) -> Path | None:
+    """The python in a script's first line; None where it is another program's script, or none at all."""
+    start = _first_bytes(program)
+    if not start.startswith(b"#!"):
+        return None
+    words = os.fsdecode(start[2:].partition(b"\n")[0]).split()
+    longer = EXEC_LINE.search(start)
+    if longer:
+        words = shlex.split(os.fsdecode(longer[1]))
+    elif words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and not VARIABLE.match(word)]
+    if not words or not PYTHON.fullmatch(Path(words[0]).name):
+        return None
+    found = shutil.which(words[0], path=path)
+    if found is None:
+        raise Refusal(
+            f"{program}: it is started by {words[0]}, which is not there. Install it anew, or name its python."
+        )
+    return Path(found)
+
+
+def _beside(program: Path) -> Path | None:
+    for name in ("python", "python3"):
+        if (program.parent / name).exists():
+            return program.parent / name
+    return None
+
+
+def _python_of_runner(words: list[str], path: str, environment: Mapping[str, str]) -> Path:
+    """`uv run`, `conda run -n NAME`, ...: they are asked themselves. Raises Refusal with what they say."""
+    options = RUNNERS[Path(words[0]).name]
+    behind = words.index("run") + 1
+    while behind < len(words) and words[behind].startswith("-") and words[behind] != "--":
+        behind += 2 if words[behind] in options else 1
+    asked = [*words[:behind], "python", "-c", "import sys; print(sys.executable)"]
+    done = _run(asked, {**environment, "PATH": path})
+    lines = done.stdout.split("\n")
+    executables = [line for line in lines if line.startswith("/") and Path(line).exists()]
+    if done.returncode or not executables:
+        raise Refusal(f"{shlex.join(words[:behind])}: {_complaint(done.stderr)}")
+    return Path(executables[-1])
+
+
+def _no_python(name: str, path: str) -> Refusal:
+    """Why no Python was found for a command."""
+    if name.endswith(SHELL_SCRIPTS):
+        return Refusal(f"{name} is not Python. Name the command in it that trains, with its arguments.")
+    if shutil.which(name, path=path):
+        return Refusal(f"{name} is not Python, and none is named behind it. Name the command that trains.")
+    if Path(name).is_file():
+        return Refusal(f"{name} is not a program. Name the python that runs it: legroom check -- python {name}")
+    hint = f" Did you mean {name}.py?" if Path(f"{name}.py").exists() else ""
+    if os.sep in name or name.endswith(".py"):
+        return Refusal(f"{name}: there is no such file{'' if os.path.isabs(name) else f' in {os.getcwd()}'}.{hint}")
+    return Refusal(f"{name}: there is no such command. Is the environment that has it activated?{hint}")
+
+
+# --- what it has ----------------------------------------------------------------------------------------
+
+
+def facts(python: Path, environment: Mapping[str, str] | None = None) -> Environment:
+    """What the environment of a python has. Its torch is found, and not imported.
+
+    Raises:
+        Refusal: the python does not start, or has no torch.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    done = _run([str(python), "-c", _DESCRIBE], variables)
+    try:
+        answer = json.loads(done.stdout.strip().split("\n")[-1])
+    except ValueError:
+        raise Refusal(f"{python} does not start: {_complaint(done.stderr)}") from None
+    if answer["torch"] is None:
+        raise Refusal(
+            f"{python} has no torch: activate the environment that trains, or name its python: "
+            "legroom check -- path/to/environment/bin/python train.py"
+        )
+    folder = Path(answer["torch"]).parent
+    versions = _torch_versions(folder)
+    return Environment(
+        python=Path(answer["python"]),
+        python_version=tuple(answer["version"]),
+        platform=answer["platform"],
+        machine=answer["machine"],
+        site_folders=tuple(map(Path, answer["path"])),
+        torch_folder=folder,
+        torch_version=versions["__version__"] or "",
+        cuda_version=versions["cuda"],
+        hip_version=versions["hip"],
+    )
+
+
+def _torch_versions(folder: Path) -> dict[str, str | None]:
+    """The values of torch/version.py, as its text has them. Raises Refusal where the file is not torch's."""
+    found: dict[str, str | None] = {"__version__": None, "cuda": None, "hip": None}
+    with suppress(OSError, SyntaxError, ValueError):
+        for statement in ast.parse((folder / "version.py").read_text()).body:
+            if isinstance(statement, ast.AnnAssign):
+                target, value = statement.target, statement.value
+            elif isinstance(statement, ast.Assign):
+                target, value = statement.targets[0], statement.value
+            else:
+                continue
+            if isinstance(target, ast.Name) and target.id in found and isinstance(value, ast.Constant):
+                found[target.id] = value.value if isinstance(value.value, str) else None
+    if found["__version__"] is None:
+        raise Refusal(f"{folder} is no torch that can be used: its version.py says no version.")
+    return found
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """A short process. Raises Refusal where it cannot be started."""
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=STARTING_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise Refusal(f"{command[0]} has not answered in {STARTING_SECONDS} seconds.") from None
+    except OSError as error:
+        raise Refusal(f"{command[0]} does not start: {error.strerror}.") from error
+
+
+def _complaint(text: str) -> str:
+    """The line of an error's output that says most: the last one of Python's, the first one of others'."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "it says nothing."
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
