@@ -18,6 +18,8 @@ from legroom.foresight.memory.allocator import Demand
 from legroom.levers.accumulation import rules as accumulation
 from legroom.machine import host
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT
+from legroom.report import predicted as predicted_reports
+from legroom.report.page import run_page
 from legroom.training import evaluate
 from legroom.units import GIB, MIB
 
@@ -49,6 +51,58 @@ def test_a_large_one_decides_the_verdict(predicted, words, tmp_path):
     assert "eval.batch=32" in little.error.message and units.size(-little.estimate.margin_bytes) in little.error.message
     assert little.memory.peak_reserved_bytes == trained
     assert predicted(*words, "eval.batch=1", f"launch.memory_limit_gib={trained * 1.1 / GIB}").estimate.fits
+
+
+@pytest.mark.parametrize(
+    "batch, evaluated, share, decided_by, places",
+    [
+        (1, 32, 1.1, "evaluation", ["evaluation"]),
+        (1, 1, 0.9, "step", ["training step"]),
+        (8, 64, 0.9, "step", ["training step", "evaluation"]),
+        (1, 32, 100, "step", ["training step", "evaluation"]),  # fits, and the evaluation leaves less
+        (1, 1, 100, "step", []),
+    ],
+    ids=str,
+)
+def test_screen_page_and_record_name_what_lacks_room_with_the_same_numbers(
+    predicted, words, tmp_path, batch, evaluated, share, decided_by, places
+):
+    asked = [*words[:-1], f"batch.per_device={batch}", f"eval.batch={evaluated}"]
+    needed = predicted(*asked, "eval.enabled=false").memory.peak_reserved_bytes
+    outcome = predicted(*asked, f"launch.memory_limit_gib={needed * share / GIB}")
+    estimate = outcome.estimate
+    assert estimate.decided_by == decided_by
+    left = units.size(abs(estimate.margin_bytes))
+    said = f"{left} {'are missing' if estimate.margin_bytes < 0 else 'stay free'}"
+    screen = " ".join(brief.answer(outcome).split())
+    page = run_page.data(outcome, tmp_path)["verdict"]
+    assert said in page["margin"] and page["margin"] in screen and page["needed"] in screen
+    assert [place for place in ("training step", "evaluation") if place in page["margin"]] == places
+    if outcome.error is not None:
+        assert left in outcome.error.message
+    decisive = outcome.memory.device_used_bytes if decided_by == "step" else predicted_reports.evaluation_bytes(outcome)
+    assert units.size(decisive) in page["needed"]
+    assert abs((estimate.limit_bytes or estimate.capacity_bytes) - estimate.margin_bytes - decisive) < 0.02 * decisive
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_lacks_room_beside_the_step_is_first_in_the_advice(predicted, words):
+    asked = [*words[:-1], "batch.per_device=8", "eval.batch=64"]
+    free = predicted(*asked)
+    limit = f"launch.memory_limit_gib={free.memory.peak_reserved_bytes * 0.8 / GIB}"
+    outcome = predicted(*asked, limit)
+    assert outcome.estimate.decided_by == "step" and outcome.estimate.evaluation_margin_bytes < 0
+    outcome.overrides = [*asked, limit]
+    hint = advice.hint(compose("recipe=estimate", *asked, limit).cfg, outcome)
+    assert hint.startswith("Tried: eval.batch="), hint
+    changes = [word for word in hint.partition(" (")[0].split()[1:] if "=" in word]
+    kept = [word for word in asked if word.partition("=")[0] not in {change.partition("=")[0] for change in changes}]
+    assert predicted(*kept, *changes, limit).estimate.fits
+
+
+def test_a_run_whose_evaluation_ran_out_of_memory_is_told_of_a_smaller_one(words):
+    hint = advice.untried(compose("device=cpu", "eval.batch=8", "checkpointing=none").cfg, "eval")
+    assert hint.startswith("Try, the cheapest first: eval.batch=4, ") and "checkpointing" not in hint
 
 
 def test_between_the_two_it_is_tight_and_the_warning_says_why(predicted, words):

@@ -32,7 +32,7 @@ from legroom.measure.memory_attribution import PARAMETER
 from legroom.measure.storage_log import StorageEntry
 from legroom.options import hooks
 from legroom.options.hooks import Cost, Lever
-from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
+from legroom.records.record import FITS, TIGHT, Estimate, Record
 from legroom.units import GIB, MIB
 
 
@@ -216,21 +216,6 @@ def test_what_fits_is_said_with_what_it_changes(cfg, monkeypatch):
     assert said([LEVERS[0]], batch=8) == f"{plain}; the effective batch is 8, the optimizer's states are in 8 bits."
     assert said([], 2) == "2 of these GPUs do: a=1 b=2 (100 MiB stay free), and computes the same."
     assert said([], seconds=1.2345).startswith("a=1 b=2 (100 MiB stay free, 1,234 ms a step) fits")
-
-
-def test_an_evaluation_is_told_from_a_step():
-    def error(phase: str, **figures: Any) -> Record:
-        made = record(DOES_NOT_FIT, **figures)
-        made.error = Error(phase, "PredictedOutOfMemory", "")
-        return made
-
-    cases = [
-        (error("eval"), True), (error("step", evaluation=10**12), False),
-        (record(TIGHT), False), (record(None), False),
-        (record(TIGHT, evaluation=500 * MIB), False), (record(TIGHT, evaluation=500 * MIB + 1), True),
-        (record(TIGHT, evaluation=1, reserved=None), True),
-    ]  # fmt: skip
-    assert [advice._is_evaluation(outcome) for outcome, _ in cases] == [found for _, found in cases]
 
 
 # --- trials --------------------------------------------------------------------------------------------------------

@@ -149,7 +149,8 @@ def test_an_error_is_a_failure_that_says_where(train, fault, recipe, phase):
 def test_out_of_memory_is_a_result_that_says_where_and_what_to_try(train, fault, recipe, phase):
     run = train(f"recipe={recipe}", "train.max_steps=3", fork_server=fault(breaks(phase, OUT_OF_MEMORY)), status="oom")
     assert run.record.error.phase == phase
-    for lever in ["optim=adam8bit", "optim=adamw_fused" if phase == "step" else "batch.per_device=1"]:
+    of_phase = {"step": "optim=adamw_fused", "eval": "eval.batch=4"}.get(phase, "batch.per_device=1")
+    for lever in ["optim=adam8bit", of_phase]:
         assert lever in run.record.error.hint
 
 

@@ -58,18 +58,13 @@ def answer(outcome: Record) -> str:
     config = outcome.config
     model, device = config["model"]["pretrained"] or config["model"]["name"], outcome.environment["device_name"]
     head, estimate = f"{shown_status(outcome)}: {model} on {config['data']['name']}, {device}", outcome.estimate
+    if estimate is None and outcome.recipe == "estimate":
+        head = f"{outcome.status}: no verdict about {model} on {device}"
     if estimate is not None:
         verdict = verdict_of(estimate)
-        left = estimate.margin_bytes
-        margin = f"{units.size(abs(left))} {'stay free' if left >= 0 else 'are missing'}"
         tells = estimate.kept_bytes and verdict != FITS
         kept = f" ('fits' keeps {units.size(estimate.kept_bytes or 0)} free)" if tells else ""
-        limit, whole = config["launch"].get("memory_limit_gib"), units.size(estimate.capacity_bytes)
-        if limit is not None and estimate.limit_bytes is not None:  # one above the card has no effect
-            whole = f"{limit:g} GiB (launch.memory_limit_gib)"
-        elif estimate.limit_bytes is not None:  # of PYTORCH_ALLOC_CONF
-            whole = f"a limit of {units.size(estimate.limit_bytes)} on {whole}"
-        head = f"{verdict}: {model} on {device}: {margin} of {whole}{kept}; all predicted"
+        head = f"{verdict}: {model} on {device}: {predicted.margin_text(outcome)}{kept}; all predicted"
     rows = {"Time": _time(outcome), "Loss": _loss(outcome), "Memory": _memory(outcome), "Setup": _setup(outcome)}
     lines = [_wrapped(name, text) for name, text in rows.items() if text]
     if estimate is not None:
@@ -111,7 +106,9 @@ def _loss(outcome: Record) -> str:
 
 def _memory(outcome: Record) -> str:
     memory, found = outcome.memory, []
-    if memory.device_used_bytes is not None:
+    if outcome.estimate is not None and memory.device_used_bytes is not None:
+        found.append(predicted.needed_text(outcome))
+    elif memory.device_used_bytes is not None:
         found.append(f"{units.size(memory.device_used_bytes)} of the GPU")
     if memory.peak_tensor_bytes is not None:
         unit, name = (GIB, "GiB") if memory.peak_tensor_bytes >= GIB else (MIB, "MiB")
@@ -120,6 +117,8 @@ def _memory(outcome: Record) -> str:
             f"{part} {units.digits(size / unit, 2)}" for part, size in parts if size * 200 >= memory.peak_tensor_bytes
         )
         when = f" (in the {memory.peak_phase})" if memory.peak_phase else ""
+        if memory.peak_phase and (predicted.evaluation_bytes(outcome) or 0) > (memory.device_used_bytes or 0):
+            when = f" of the step (in the {memory.peak_phase})"
         found.append(f"{units.digits(memory.peak_tensor_bytes / unit)} {name} of tensors at the peak{when}: {shown}")
     return "; ".join(found + _had(outcome) * (outcome.status == "oom" and outcome.estimate is None))
 

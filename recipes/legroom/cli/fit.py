@@ -30,8 +30,10 @@ from rich.console import Console
 
 from legroom import invocation
 from legroom.cli import console, exit_codes
-from legroom.errors import Refusal
+from legroom.errors import Refusal, first_line, is_out_of_memory
 from legroom.foresight.search import plan, pool, present, request
+
+NO_MEMORY = "this machine may be out of memory. That says nothing about the GPU."
 
 
 def main(argv: list[str]) -> int:
@@ -59,7 +61,12 @@ def find(argv: list[str]) -> int:
         as_typed = place.gpu is None or typed_once and not options.prices
         return _find_one(overrides if as_typed else place.overrides(others, options), place.options(options))
     except BrokenProcessPool:
-        console.say_problems(["a worker process was killed; this machine may be out of memory."])
+        console.say_problems([f"a worker process was killed: {NO_MEMORY}"])
+        return 1
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        console.say_problems([f"{type(error).__name__} in an estimate ({first_line(error)}): {NO_MEMORY}"])
         return 1
 
 

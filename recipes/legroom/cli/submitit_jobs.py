@@ -21,8 +21,7 @@ from hydra.errors import HydraException
 from legroom import invocation
 from legroom.cli import console
 from legroom.cli import sweep as sweeps
-from legroom.foresight import advice
-from legroom.jobs import launch, post_mortem
+from legroom.jobs import failures, launch, post_mortem
 from legroom.machine import host, interpreter
 from legroom.records import record_file
 from legroom.third_party import submitit_private
@@ -172,7 +171,10 @@ class Followed:
             sweep.note(folder, self.number, "", status, [line])
             return
         outcome = record_file.from_values(note["record"])
-        hint = advice.untried(host.configuration(outcome.config)) if status == "oom" else None
+        hint = None
+        if status == "oom":
+            status, error = failures.out_of_memory(host.configuration(outcome.config), "load", "OutOfMemory", message)
+            message, hint = error.message, error.hint
         outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, message, hint)
         line = sweeps.job_line(outcome, self.number + 1, label)
         sweep.note(folder, self.number, note["key"], outcome.status, [line])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from legroom import config
 from legroom.config import Config
 from legroom.foresight.trials import TimeIsUp, Trial, Trials
+from legroom.machine import host
 from legroom.options import hooks
 from legroom.options.hooks import Cost
 from legroom.records.record import Record, verdict_of
@@ -19,6 +20,8 @@ from legroom.records.record import Record, verdict_of
 if TYPE_CHECKING:
     from legroom.foresight.search.adviser import Adviser  # imports torch
 
+EVAL = "eval"  # the phase of an evaluation
+SAME_SCORES = "A smaller eval.batch leaves the result of the evaluation the same."
 CHANGES = {
     Cost.HOST_COPIES: "the copies to the host take a time that differs by machine",
     Cost.LOW_PRECISION_PRODUCTS: "products are in 16 bits",
@@ -33,13 +36,18 @@ def untried(cfg: Config, phase: str = "") -> str:
     """A sentence with the levers against memory that the configuration does not use yet.
 
     phase: where memory ran out. In the optimizer's step no activation is alive, so a lever that only makes activations
-    smaller is not named.
+    smaller is not named; nor is it for an evaluation, whose batch comes first.
     """
-    levers = [lever for lever in hooks.memory_levers(cfg, phase) if lever.cost is not None]
-    if not levers:
-        return "No lever is left: choose a smaller model, a shorter data.seq_len, or parallelism=fsdp over more GPUs."
+    # An evaluation holds weights and optimizer states beside its batch, and keeps no activations.
+    of_phase = "step" if phase == EVAL else phase
+    levers = [lever for lever in hooks.memory_levers(cfg, of_phase) if lever.cost is not None]
     levers.sort(key=lambda lever: lever.cost or Cost.NO_SPEED)
-    return "Try, the cheapest first: " + ", ".join(lever.overrides for lever in levers) + "."
+    names = [lever.overrides for lever in levers]
+    if phase == EVAL and cfg.eval.batch > 1:
+        names.insert(0, f"eval.batch={cfg.eval.batch // 2}")
+    if not names:
+        return "No lever is left: choose a smaller model, a shorter data.seq_len, or parallelism=fsdp over more GPUs."
+    return f"Try, the cheapest first: {', '.join(names)}."
 
 
 # --- what makes a step fit ------------------------------------------------------------------------------
@@ -64,11 +72,19 @@ def hint(cfg: Config, outcome: Record, trials: Trials | None = None) -> str:
 
 
 def _hint(cfg: Config, outcome: Record, trials: Trials) -> str:
+    smaller = _smaller_evaluation(cfg, trials) if _lacks_for_evaluation(outcome) else None
+    if smaller is None:
+        return _of_step(cfg, trials)
+    if smaller.fits:
+        return f"Tried: {trials.note(smaller)}. {SAME_SCORES}"
+    with trials.beside(smaller.changes):  # the step lacks room too
+        return f"{_of_step(host.configuration(smaller.record.config), trials)} {SAME_SCORES}"
+
+
+def _of_step(cfg: Config, trials: Trials) -> str:
+    """What makes a step fit, in a sentence."""
     from legroom.foresight.search.adviser import GPUS, Adviser
 
-    smaller = _smaller_evaluation(cfg, trials) if _is_evaluation(outcome) else None
-    if smaller is not None:
-        return f"Tried: {smaller}. The result of the evaluation stays the same."
     adviser = Adviser(cfg, trials)
     found, device = adviser.found(), f"{cfg.gpu.device_name}"
     if not found:
@@ -97,22 +113,22 @@ def _said(cfg: Config, adviser: Adviser, trial: Trial) -> str:
     return f"{fits}{'; ' * bool(notes)}{', '.join(notes) or ', and computes the same'}."
 
 
-def _is_evaluation(outcome: Record) -> bool:
-    """Whether it is the evaluation that does not fit, or that is tight."""
-    if outcome.error is not None:
-        return outcome.error.phase == "eval"
-    evaluation = outcome.estimate.evaluation_reserved_bytes if outcome.estimate is not None else None
-    return (evaluation or 0) > (outcome.memory.peak_reserved_bytes or 0)
+def _lacks_for_evaluation(outcome: Record) -> bool:
+    """Whether the evaluation lacks room, or leaves less than is to stay free and less than the step does."""
+    estimate = outcome.estimate
+    if estimate is None or estimate.evaluation_margin_bytes is None:
+        return False
+    return estimate.evaluation_margin_bytes < (estimate.kept_bytes or 0)
 
 
 def _smaller_evaluation(cfg: Config, trials: Trials) -> Trial | None:
-    """The largest of eval.batch, eval.batch / 2, / 4 ... with which the evaluation fits."""
+    """The largest of eval.batch / 2, / 4 ... with which the evaluation lacks nothing, whatever the step does."""
     batch = cfg.eval.batch // 2
     trials.plan(batch.bit_length())
     while batch:
         trial = trials([f"eval.batch={batch}"])
-        if trial.fits:
-            return trials.note(trial)
+        if trial.outcome is not None and not _lacks_for_evaluation(trial.record):
+            return trial
         batch //= 2
     return None
 

@@ -12,7 +12,7 @@ import transformers
 
 from legroom import invocation
 from legroom.config import Config
-from legroom.errors import Refusal, UnknownOperation
+from legroom.errors import Refusal, UnknownOperation, is_out_of_memory
 from legroom.foresight import advice, explain, not_followed, prediction, shared_simulation
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import anatomy
@@ -61,6 +61,10 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
             _explain(cfg, trials, simulated, folder, progress)
     except KeyboardInterrupt:  # ends the search, and not the answer
         outcome.warnings.append(ENDED)
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        outcome.warnings.append(f"this machine's memory ran out while levers were tried. {ENDED}")
     if outcome.estimate is not None:
         outcome.estimate.seconds = time.perf_counter() - start
 

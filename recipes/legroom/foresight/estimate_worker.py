@@ -14,6 +14,11 @@ from legroom.records import record_file
 from legroom.records.messages import Progress
 from legroom.report.page import run_page, settings
 
+NO_MEMORY = (
+    "the estimate itself ran out of the memory that the app gives it on this machine. This says nothing about the GPU: "
+    "ask for shorter rows, or type its command in a terminal, where it may take all memory."
+)
+
 legroom.training.preload.import_libraries()
 levers.load_rules()
 
@@ -32,7 +37,7 @@ def answer(overrides: list[str], folder: Path, pipe: Any, advise: bool = False) 
     except Exception as error:  # whatever a model of someone else raises
         worker_environment.lift_memory_limit()
         if is_out_of_memory(error):
-            pipe.send({"failed": "the estimate takes more memory than it may: the model or the rows are too large."})
+            pipe.send({"failed": NO_MEMORY})
             return
         traceback.print_exc()
         pipe.send({"failed": f"{type(error).__name__}: {str(error).strip()[:500]}"})
@@ -46,4 +51,5 @@ def _estimated(overrides: list[str], folder: Path, advise: bool) -> dict[str, An
     estimate.run(cfg, outcome, folder, Progress(lambda _: None, outcome), advise)
     record_file.write(outcome, folder)
     run_page.write(outcome, folder)
-    return {"record": run_page.data(outcome, folder)["record"], "command": settings.command(outcome)}
+    shown = run_page.data(outcome, folder)
+    return {"record": shown["record"], "verdict": shown["verdict"], "command": settings.command(outcome)}

@@ -1,6 +1,7 @@
 """The memory of an evaluation, which decides whether a job fits where its batches need more than a training step."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from legroom.data import data_loader
 from legroom.foresight import uneven_lengths
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
+from legroom.foresight.memory import allocator
 from legroom.foresight.memory.allocator import Demand
-from legroom.records.record import DOES_NOT_FIT, TIGHT, Error, Record
+from legroom.foresight.memory.settings import UNLIMITED, Settings
+from legroom.records.record import DOES_NOT_FIT, EVALUATION, TIGHT, Error, Record
 from legroom.training import accelerate_loop, evaluate
 from legroom.training.setup import Training
 
@@ -20,9 +23,28 @@ LESS = "Make eval.batch smaller, or leave the evaluation out with eval.enabled=f
 BATCHES = 2  # a step of two micro-batches, which also adds to gradients; an evaluation of two batches
 
 
+@dataclass(frozen=True)
+class EvaluationRequests:
+    """Requests to the allocator. events: of two steps and of an evaluation behind them, which starts at index begin."""
+
+    events: list[tuple[int, int]]
+    begin: int
+
+    def needed_alone(self, settings: Settings) -> int:
+        """The bytes that the evaluation reserves, on a GPU without limit, once what the steps cached is given back."""
+        gpu, held = allocator.Allocator(UNLIMITED, settings), dict[int, allocator.Block]()
+        for event in self.events[: self.begin]:
+            allocator.request(gpu, held, *event)
+        gpu.empty_cache()
+        gpu.peak_reserved = gpu.reserved
+        for event in self.events[self.begin :]:
+            allocator.request(gpu, held, *event)
+        return gpu.peak_reserved
+
+
 def requests(
     cfg: Config, training: Training, fake: FakeDevice, optimizer: torch.optim.Optimizer
-) -> list[tuple[int, int]] | None:
+) -> EvaluationRequests | None:
     """The requests to the allocator of two steps on the longest rows and of an evaluation of the longest behind them.
 
     training: after its first steps. The evaluation is that of a training, on two batches. None where there is none.
@@ -40,30 +62,46 @@ def requests(
         figures = evaluate.totals(forward, loader, data.task, loop.accelerator.device)
     del figures
     ends.append(len(trace.log.events))
-    return trace.allocator_events_of(ends, [0, 0, 1])
+    steps = trace.allocator_events_of(ends, [0, 0])
+    return EvaluationRequests(trace.allocator_events_of(ends, [0, 0, 1]), len(steps))
 
 
-def judge(cfg: Config, outcome: Record, capacity_bytes: int, demand_within: Callable[[int], Demand]) -> None:
+def judge(
+    cfg: Config,
+    outcome: Record,
+    capacity_bytes: int,
+    demand_within: Callable[[int], Demand],
+    needed_alone: Callable[[], int] = lambda: 0,
+) -> None:
     """Enter into a filled record what the evaluation needs. The verdict changes where it needs more than the step.
 
     Cached memory of the steps is given back to make room, so the evaluation counts where it finds none after that.
-    demand_within: a capacity -> what the requests ask of the allocator there.
+    demand_within: a capacity -> what the requests ask of the allocator there. needed_alone: what the evaluation
+    reserves without what the steps have cached; asked for a GPU that the steps do not fit.
     """
     estimate = outcome.estimate
     assert estimate is not None
-    if estimate.verdict == DOES_NOT_FIT:
-        return
     kept = estimate.kept_bytes or 0
     demand = demand_within(capacity_bytes)  # of less where PYTORCH_ALLOC_CONF limits it
+    if estimate.verdict == DOES_NOT_FIT:  # the step does not fit, whatever the evaluation needs
+        estimate.evaluation_reserved_bytes = needed_alone()
+        estimate.evaluation_margin_bytes = demand.capacity_bytes - estimate.evaluation_reserved_bytes
+        return
     beside_margin = demand_within(max(0, demand.capacity_bytes - kept))
     estimate.evaluation_reserved_bytes = demand.peak_reserved_bytes
-    # More may be missing beside the margin than the margin: by what is given back there, and not here.
-    margin = -demand.missing_bytes or max(0, kept - beside_margin.missing_bytes)
+    if demand.missing_bytes:
+        margin = -demand.missing_bytes
+    elif beside_margin.missing_bytes:
+        # More may be missing beside the margin than the margin: by what is given back there, and not here.
+        margin = max(0, kept - beside_margin.missing_bytes)
+    else:
+        margin = max(kept, demand.capacity_bytes - demand.peak_reserved_bytes)
+    estimate.evaluation_margin_bytes = margin
     if not beside_margin.missing_bytes or margin >= estimate.margin_bytes:
         return
     if margin >= 0 and estimate.verdict == TIGHT:  # of the step, and said already
         return
-    estimate.margin_bytes, estimate.fits = margin, False
+    estimate.margin_bytes, estimate.fits, estimate.decided_by = margin, False, EVALUATION
     estimate.verdict = DOES_NOT_FIT if margin < 0 else TIGHT
     trained = outcome.memory.peak_reserved_bytes or 0
     needs = (

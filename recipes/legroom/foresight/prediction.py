@@ -13,7 +13,7 @@ from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import calibrated, links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs
-from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
+from legroom.records.record import DOES_NOT_FIT, FITS, STEP, TIGHT, Error, Estimate, Record
 from legroom.units import GIB
 
 LEAST_PADDING = 0.05  # the least share of padding that is named
@@ -56,7 +56,7 @@ def judged(gpu: Gpu, share: float, margin_bytes: int, reserved_bytes: int, lacki
     """
     kept = math.ceil(share * reserved_bytes) + (lacking_bytes if share else 0)
     verdict = DOES_NOT_FIT if margin_bytes < 0 else TIGHT if margin_bytes < kept else FITS
-    return Estimate(verdict == FITS, margin_bytes, gpu.memory_bytes, verdict, kept)
+    return Estimate(verdict == FITS, margin_bytes, gpu.memory_bytes, verdict, kept, decided_by=STEP)
 
 
 def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
@@ -69,9 +69,11 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
     outcome.warnings += notes(cfg) + simulated.warnings + simulated.unknown_settings
     if simulated.demand is not None:
         _fill_device(cfg, outcome, simulated, simulated.demand)
-        if simulated.evaluation_events is not None:
-            needs = functools.partial(_demand_within, cfg, simulated.evaluation_events)
-            evaluation_memory.judge(cfg, outcome, allocator_bytes(cfg), needs)
+        if simulated.evaluation is not None:
+            needs = functools.partial(_demand_within, cfg, simulated.evaluation.events)
+            settings = limits_of(allocator_bytes(cfg), cfg.gpu.memory_bytes).settings
+            alone = functools.partial(simulated.evaluation.needed_alone, settings)
+            evaluation_memory.judge(cfg, outcome, allocator_bytes(cfg), needs, alone)
     else:
         outcome.warnings.append(NO_CPU_TIME)
     outcome.status = outcome.status if outcome.status == "oom" else "ok"

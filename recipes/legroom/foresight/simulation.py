@@ -67,7 +67,7 @@ class SimulatedStep:
     demand: allocator.Demand | None = None  # on the allocator of a GPU
     lengths: UnevenLengths | None = None  # what the drawn steps ask of it
     error_share: float = 0.0  # of the reserved memory, by which the prediction may be too low, beyond the usual margin
-    evaluation_events: list[tuple[int, int]] | None = None  # of steps and an evaluation behind them, if there is one
+    evaluation: evaluation_memory.EvaluationRequests | None = None  # behind steps, if there is one
     unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
     rank: int = 0
     own_layers: int = 0  # of a rank of a pipeline
@@ -162,7 +162,7 @@ def _simulate(
         trace=trace,
         first_steps=first_steps,
         drawn=drawn,
-        evaluation_events=evaluated,
+        evaluation=evaluated,
         rank=rank,
         own_layers=0 if split is None else split.layers,
     )

@@ -3,11 +3,12 @@
 Imports no torch until something is tried.
 """
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from legroom import units
@@ -36,6 +37,7 @@ class Trials(Executor):
     """The estimates of a record's command line with some overrides more, each made once; and an executor for searches.
 
     seconds: how long new ones are begun. at(count, planned): called before each. found(text): called with what fits.
+    also: overrides that were found before and stand among those of `outcome`, to be typed with whatever fits.
     """
 
     outcome: Record
@@ -47,6 +49,7 @@ class Trials(Executor):
     made: dict[frozenset[str], Trial] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     fitting: list[Trial] = field(default_factory=list)  # the best of each search
+    also: tuple[str, ...] = ()
 
     def __call__(self, changes: Iterable[str]) -> Trial:
         """The estimate with some overrides more. Raises TimeIsUp."""
@@ -66,12 +69,25 @@ class Trials(Executor):
         self.at(self.count, max(self.planned, self.count))
         return call()
 
+    @contextlib.contextmanager
+    def beside(self, changes: tuple[str, ...]) -> Iterator[None]:
+        """Inside, all trials are made with these changes too, and name them."""
+        outcome, made = self.outcome, self.made
+        self.outcome = replace(outcome, overrides=with_changes(outcome.overrides, changes))
+        self.made, self.also = {}, changes
+        try:
+            yield
+        finally:
+            self.outcome, self.made, self.also = outcome, made, ()
+
     def plan(self, count: int) -> None:
         """So many more may come."""
         self.planned = self.count + count
 
     def note(self, trial: Trial) -> Trial:
-        """Tell whoever watches what fits."""
+        """Tell whoever watches what fits, and return it with all that is to be typed."""
+        if self.also:
+            trial = replace(trial, changes=(*self.also, *trial.changes))
         self.fitting.append(trial)
         self.found(f"fits: {trial}")
         return trial

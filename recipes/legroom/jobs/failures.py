@@ -41,9 +41,38 @@ def describe(error: BaseException, coarse: str, cfg: Config) -> tuple[str, Error
     if isinstance(error, Refusal):
         return "refused", Error(phase_of(error, coarse), "Refusal", message)
     if errors.is_out_of_memory(error):
-        phase = phase_of(error, coarse)
-        return "oom", Error(phase, type(error).__name__, message, advice.untried(cfg, phase))
+        return out_of_memory(cfg, phase_of(error, coarse), type(error).__name__, message)
     return "failed", Error(phase_of(error, coarse), type(error).__name__, message, failure_hint(error))
+
+
+def out_of_memory(cfg: Config, phase: str, kind: str, message: str) -> tuple[str, Error]:
+    """(status, error) of a job for which a device or the host had no memory left.
+
+    An estimate takes this machine's memory and none of the GPU's: where that runs out it has failed, and there is no
+    verdict about the GPU. kind: of the error. message: what was said of it.
+    """
+    if not cfg.predicts:
+        return "oom", Error(phase, kind, message, advice.untried(cfg, phase))
+    said = f"the estimate itself ran out of this machine's memory: {message}"
+    hint = (
+        f"This says nothing about {_estimated_device(cfg)}. Estimate on a machine with more memory or without the "
+        "limit (ulimit -v, a container's), or with fewer rows: data.samples=64."
+    )
+    return "failed", Error(phase, kind, said, hint)
+
+
+def out_of_time(cfg: Config, phase: str) -> Error:
+    """The error of a job that took longer than launch.timeout_seconds."""
+    seconds = f"{cfg.launch.timeout_seconds:g} seconds"
+    if cfg.predicts:
+        hint = f"This says nothing about {_estimated_device(cfg)}. Raise launch.timeout_seconds."
+        return Error(phase, "Timeout", f"the estimate itself was not done after {seconds} on this machine", hint)
+    hint = "Raise launch.timeout_seconds, or train fewer steps with train.max_steps."
+    return Error(phase, "Timeout", f"not done after {seconds}", hint)
+
+
+def _estimated_device(cfg: Config) -> str:
+    return f"the {cfg.gpu.device_name}" if cfg.target.gpu else "the CPU that it is for"
 
 
 def _is_interrupt(error: BaseException) -> bool:

@@ -8,8 +8,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from legroom.foresight import advice
-from legroom.jobs import launch
+from legroom.jobs import failures, launch
 from legroom.machine import cgroups, host
 from legroom.machine.interpreter import exit_text
 from legroom.records import record, record_file, run_folder
@@ -100,9 +99,7 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
     if worker.reason == "preempted":
         return "preempted", None
     if worker.reason == "timeout":
-        limit_seconds = job.record.config["launch"]["timeout_seconds"]
-        hint = "Raise launch.timeout_seconds, or train fewer steps with train.max_steps."
-        return "timeout", Error(phase, "Timeout", f"not done after {limit_seconds:g} seconds", hint)
+        return "timeout", failures.out_of_time(host.configuration(job.record.config), phase)
     out_of_memory = None  # (type, message)
     if worker.out_of_memory:
         total = host.memory_bytes()
@@ -114,7 +111,7 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
         if line is not None:
             out_of_memory = ("BadAlloc", f"the process ran out of host memory and could not report it ({line})")
     if out_of_memory is not None:
-        return "oom", Error(phase, *out_of_memory, advice.untried(host.configuration(job.record.config)))
+        return failures.out_of_memory(host.configuration(job.record.config), phase, *out_of_memory)
     if worker.code < 0:
         return "killed", Error(phase, "Killed", exit_text(worker.code))
     hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."

@@ -19,6 +19,7 @@ NOT_COUNTED = (
 )
 SCHEMA_VERSION = 1
 FITS, TIGHT, DOES_NOT_FIT = "fits", "tight", "does not fit"  # verdicts of an estimate
+STEP, EVALUATION = "step", "evaluation"  # what a verdict may be decided by
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
 
 
@@ -150,6 +151,8 @@ class Estimate:
     unpadded_tokens_per_second: float | None = None  # in those steps, of all ranks; padding is not counted
     lacking_bytes: int | None = None  # what the worst order lacks of a GPU with just what the longest rows need
     evaluation_reserved_bytes: int | None = None  # reserved once the evaluation is over
+    evaluation_margin_bytes: int | None = None  # device memory that stays free in the evaluation; negative: missing
+    decided_by: str | None = None  # step or evaluation: whose margin_bytes these are, and what lacks room
     limit_bytes: int | None = None  # of the capacity, where launch.memory_limit_gib or PYTORCH_ALLOC_CONF allows fewer
     efficiencies_from: str | None = None  # published, measured or assumed
     seconds: float | None = None  # the time that the estimate itself took, without imports

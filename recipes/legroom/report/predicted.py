@@ -3,7 +3,8 @@
 import math
 from typing import NamedTuple
 
-from legroom.records.record import Record
+from legroom import units
+from legroom.records.record import EVALUATION, STEP, Record
 
 MILLION = 1e6
 HOUR_SECONDS = 3600
@@ -55,6 +56,63 @@ def samples_per_second(record: Record) -> Interval | None:
     if seconds is None or speed is None or not seconds.low:
         return None
     return Interval(speed, speed * seconds.median / seconds.high, speed * seconds.median / seconds.low)
+
+
+def whole_text(record: Record) -> str:
+    """What an estimate's device has, or what a limit leaves of it."""
+    estimate = record.estimate
+    assert estimate is not None
+    whole, limit = units.size(estimate.capacity_bytes), (record.config.get("launch") or {}).get("memory_limit_gib")
+    if estimate.limit_bytes is None:  # a limit above the card has no effect
+        return whole
+    if limit is not None:
+        return f"{limit:g} GiB (launch.memory_limit_gib)"
+    return f"a limit of {units.size(estimate.limit_bytes)} on {whole}"  # of PYTORCH_ALLOC_CONF
+
+
+def margin_text(record: Record) -> str:
+    """What stays free or is missing of an estimate's device, and where: in the training step or in the evaluation."""
+    estimate = record.estimate
+    assert estimate is not None
+    text = f"{_left(estimate.margin_bytes)} of {whole_text(record)}"
+    evaluation, free_there = evaluation_name(record), estimate.evaluation_margin_bytes
+    if estimate.decided_by == EVALUATION:
+        return f"{text} in {evaluation}"
+    if free_there is not None and free_there < estimate.margin_bytes:
+        return f"{text} in the training step, and {_left(free_there)} in {evaluation}"
+    if estimate.decided_by == STEP and estimate.margin_bytes < 0:
+        if free_there is not None and free_there < 0:
+            return f"{text} in the training step, and {_left(free_there)} in {evaluation}"
+        return f"{text} in the training step"
+    return text
+
+
+def needed_text(record: Record) -> str:
+    """How much of the device the training step needs, and how much the evaluation if that is more."""
+    estimate, used = record.estimate, record.memory.device_used_bytes
+    assert estimate is not None
+    needed = f"{units.size(used)} of the GPU" if used is not None else ""
+    evaluation = evaluation_bytes(record)
+    if evaluation is not None and evaluation > (used or 0):
+        return f"{units.size(evaluation)} of the GPU in {evaluation_name(record)}, {units.size(used or 0)} in a step"
+    return needed
+
+
+def evaluation_bytes(record: Record) -> int | None:
+    """The device memory that the evaluation of an estimate needs; None where there is none."""
+    estimate = record.estimate
+    if estimate is None or estimate.evaluation_margin_bytes is None:
+        return None
+    return (estimate.limit_bytes or estimate.capacity_bytes) - estimate.evaluation_margin_bytes
+
+
+def evaluation_name(record: Record) -> str:
+    """The evaluation, with the key that makes it smaller."""
+    return f"the evaluation with eval.batch={(record.config.get('eval') or {}).get('batch')}"
+
+
+def _left(margin_bytes: int) -> str:
+    return f"{units.size(abs(margin_bytes))} {'stay free' if margin_bytes >= 0 else 'are missing'}"
 
 
 def cost_of_million_tokens(record: Record) -> float | None:

@@ -155,10 +155,14 @@ class Estimates:
 def _failed(code: int | None) -> dict[str, Any]:
     """The answer for a process that ended, or was ended, before it had one."""
     if code == -signal.SIGALRM:
-        return {"failed": f"there is no answer after {SECONDS:.0f} seconds: the model or the rows are too large."}
+        return {
+            "failed": f"the estimate itself took more than {SECONDS:.0f} seconds on this machine. This says nothing "
+            "about the GPU: type its command in a terminal, where it may take longer."
+        }
     if code in (-signal.SIGABRT, -signal.SIGKILL):
         return {
-            "failed": f"the estimate found no memory (it may take {most_bytes() / GIB:.1f} GiB here, and ended with "
-            f"{signal.Signals(-code).name}): the model or the rows are too large."
+            "failed": f"the estimate itself found no memory on this machine (the app lets it take "
+            f"{most_bytes() / GIB:.1f} GiB, and it ended with {signal.Signals(-code).name}). This says nothing about "
+            "the GPU: type its command in a terminal, where it may take all memory."
         }
     return {"failed": f"the process of the estimate has ended (exit code {code})."}

@@ -8,6 +8,7 @@ from typing import Any
 
 from legroom.records import atomic_file, record_file, regular_file, run_folder, step_file
 from legroom.records.record import Record
+from legroom.report import predicted
 from legroom.report.page import embed, settings
 
 PAGE, DATA = "page.html", "page-data.js"
@@ -90,6 +91,7 @@ def data(found: Record, folder: Path) -> dict[str, Any]:
     return {
         "record": values,
         "capacity": _capacity(found),
+        "verdict": _verdict(found),
         "settings": settings.compared(found),
         "command": settings.command(found),
         "estimate": settings.command(found, "recipe=estimate"),
@@ -97,6 +99,13 @@ def data(found: Record, folder: Path) -> dict[str, Any]:
         "step": step,
         "problem": problem,
     }
+
+
+def _verdict(found: Record) -> dict[str, str] | None:
+    """An estimate's margin and what it needs, in the words of the summary on the screen."""
+    if found.estimate is None:
+        return None
+    return {"margin": predicted.margin_text(found), "needed": predicted.needed_text(found)}
 
 
 def _capacity(found: Record) -> int | None:

@@ -7,7 +7,7 @@ function runPage(run, place) {
   place.replaceChildren();
   add(heading(run));
   if (record.error && !record.estimate) add(ended(run));
-  if (record.estimate) add(verdict(record, run.capacity));
+  if (record.estimate) add(verdict(record, run.verdict));
   else if (record.training.steps || !record.error) add(outcome(record));
   add(levers(record));
   if (run.step && run.step.timeline) {
@@ -99,17 +99,16 @@ function outcome(record) {
     [training.steps && String(training.steps), "optimizer steps"]]), partsBar(record, null));
 }
 
-/** Does it fit? What takes the memory? */
-function verdict(record, capacity) {
+/** Does it fit? What takes the memory? said: {margin, needed}, as on the screen. */
+function verdict(record, said) {
   const { estimate, memory } = record, verdict = estimate.verdict || (estimate.fits ? "fits" : "does not fit");
-  const gap = bytes(Math.abs(estimate.margin_bytes)), device = record.environment.device_name || "the GPU";
+  const device = record.environment.device_name || "the GPU";
   const limit = estimate.limit_bytes, whole = limit || estimate.capacity_bytes;
-  const headline = { fits: `Fits: ${gap} of ${bytes(whole)} stay free`, tight: `Tight: only ${gap} of ${bytes(whole)} stay free`,
-    "does not fit": `Does not fit: ${gap} are missing` }[verdict];
+  const headline = `${verdict[0].toUpperCase()}${verdict.slice(1)}: ${said.margin}`;
   const where = memory.peak_phase === "step" ? "in the optimizer's step" : `in the ${memory.peak_phase} pass`;
   return h("section", { class: "card verdict " + ({ fits: "good", tight: "tight" }[verdict] || "bad"), id: "verdict" },
     h("div", { class: "headline" }, headline),
-    h("p", {}, `${bytes(memory.device_used_bytes)} are needed, and ${device} has ${bytes(estimate.capacity_bytes)}${limit ? `, of which a limit (launch.memory_limit_gib or PYTORCH_ALLOC_CONF) allows ${bytes(limit)}` : ""}. The peak is ${where}.` +
+    h("p", {}, `Needed: ${said.needed}. ${device} has ${bytes(estimate.capacity_bytes)}${limit ? `, of which a limit (launch.memory_limit_gib or PYTORCH_ALLOC_CONF) allows ${bytes(limit)}` : ""}. The peak of the training step is ${where}.` +
       (verdict === "tight" ? ` An estimate can be off by more than what stays free: ${bytes(estimate.kept_bytes)} would make sure.` : "")),
     partsBar(record, whole, limit ? "the limit" : "the GPU"),
     record.error && record.error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint)) : "",
@@ -133,7 +132,7 @@ function partsBar(record, capacity, ends) {
   const bar = h("div", { class: "bar", role: "img", "aria-label": shown.map((entry) => `${entry[1]} ${bytes(entry[2])}`).join(", ") },
     shown.map(([colour, name, size]) => h("i", { title: `${name}: ${bytes(size)}`, style: `background:${colour};width:${100 * size / whole}%` })),
     capacity && used > capacity ? h("i", { class: "capacity", title: `capacity: ${bytes(capacity)}`, style: `left:${100 * capacity / whole}%` }) : "");
-  const free = capacity && used < capacity ? [["transparent", `free ${bytes(capacity - used)}`]] : [];
+  const free = capacity && used < capacity ? [["transparent", `free${record.estimate ? " in the training step" : ""} ${bytes(capacity - used)}`]] : [];
   const over = capacity && used > capacity ? [["var(--text)", `the line: ${ends} ends here, at ${bytes(capacity)}`]] : [];
   return h("div", {}, bar, legend([...shown.map(([colour, name, size]) => [colour, `${name} ${bytes(size)}`]), ...free, ...over]));
 }
