@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from legroom.check import sandbox
 from legroom.check.interpreter import facts, python_of, search_path
 from legroom.errors import Refusal
 
@@ -150,6 +151,17 @@ def test_a_runner_that_fails_says_why(here):
     script(here / "tools" / "conda", "#!/bin/sh", "echo 'EnvironmentLocationNotFound: no such environment' >&2; exit 1")
     with pytest.raises(Refusal, match="conda run -n none: EnvironmentLocationNotFound"):
         python_of(["conda", "run", "-n", "none", "python", "train.py"])
+
+
+def test_asking_a_runner_leaves_no_trace(here, training):
+    """uv makes the project's environment where there is none."""
+    if sandbox.protection().kind != "namespaces":
+        pytest.skip(sandbox.protection().sentence)
+    making = f"/bin/mkdir -p .venv/bin; /bin/ln -s {training} .venv/bin/python; echo $PWD/.venv/bin/python"
+    script(here / "tools" / "uv", "#!/bin/sh", making)
+    with pytest.raises(Refusal, match="uv run: its environment is not there yet"):
+        python_of(["uv", "run", "train.py"])
+    assert not (here / ".venv").exists()
 
 
 def test_without_any_environment_it_is_our_own(here):

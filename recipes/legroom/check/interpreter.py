@@ -14,11 +14,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from legroom.check import sandbox
 from legroom.errors import Refusal
 
 PYTHON = re.compile(r"python(\d(\.\d+)?t?)?(\.exe)?")
@@ -221,18 +223,41 @@ def _beside(program: Path) -> Path | None:
 
 
 def _python_of_runner(words: list[str], path: str, environment: Mapping[str, str]) -> Path:
-    """`uv run`, `conda run -n NAME`, ...: they are asked themselves. Raises Refusal with what they say."""
+    """`uv run`, `conda run -n NAME`, ...: they are asked themselves, in a sandbox, because some of them make their
+    environment first. Raises Refusal with what they say."""
     options = RUNNERS[Path(words[0]).name]
     behind = words.index("run") + 1
     while behind < len(words) and words[behind].startswith("-") and words[behind] != "--":
         behind += 2 if words[behind] in options else 1
+    runner = shlex.join(words[:behind])
     asked = [*words[:behind], "python", "-c", "import sys; print(sys.executable)"]
-    done = _run(asked, {**environment, "PATH": path})
-    lines = done.stdout.split("\n")
-    executables = [line for line in lines if line.startswith("/") and Path(line).exists()]
-    if done.returncode or not executables:
-        raise Refusal(f"{shlex.join(words[:behind])}: {_complaint(done.stderr)}")
-    return Path(executables[-1])
+    kind = "namespaces" if sandbox.protection().kind == "namespaces" else "none"
+    with tempfile.TemporaryDirectory() as name:
+        output, errors = Path(name, "output"), Path(name, "errors")
+        with (
+            output.open("wb") as stdout,
+            errors.open("wb") as stderr,
+            sandbox.start(
+                asked,
+                environment={**environment, "PATH": path},
+                folder=Path(name),
+                stdout=stdout,
+                stderr=stderr,
+                network=True,
+                kind=kind,
+            ) as running,
+        ):
+            try:
+                status = running.wait(STARTING_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise Refusal(f"{runner} has not answered in {STARTING_SECONDS} seconds.") from None
+        if status:
+            raise Refusal(f"{runner}: {_complaint(errors.read_text(errors='replace'))}")
+        lines = output.read_text(errors="replace").splitlines()
+    pythons = [Path(line) for line in lines if PYTHON.fullmatch(Path(line).name)]
+    if not pythons or not pythons[-1].exists():
+        raise Refusal(f"{runner}: its environment is not there yet. Type it once without legroom check.")
+    return pythons[-1]
 
 
 def _no_python(name: str, path: str) -> Refusal:
