@@ -21,7 +21,6 @@ PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in GENERATED 
 WRITTEN = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "outputs/README.md"))]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
 GUIDES = re.findall(r": (\w+\.md)", NAVIGATION.partition("- Guides:")[2].partition("\n  - ")[0])
-FILE = r"(?<![\w/.])(?:recipes/legroom|tests|scripts|conf|examples)/[\w/]+\.\w+"
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What a reader has to put something of their own into, or what needs a network or a package that is no extra.
 NEEDS_SOMETHING = ("path/to", "talks.jsonl", "corpus.txt", "data=hub", "data=mrpc", "RUN", "hydra/sweeper", "...")

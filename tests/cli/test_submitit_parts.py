@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from hydra.errors import HydraException
 from support.made_up_records import job
@@ -117,70 +114,6 @@ def test_the_record_of_a_job_that_was_ended_has_the_last_line_of_its_errors(foll
     assert (note["key"], note["status"]) == (made.config_key, status) and note["lines"][0].startswith(f"  2  {status} ")
 
 
-def test_ctrl_c_ends_what_runs_here_and_names_what_runs_on_a_cluster(follower, monkeypatch, capsys):
-    ended: list[Any] = []
-    monkeypatch.setattr(submitit_jobs, "_end_local", ended.append)
-    follower.stop()
-    assert capsys.readouterr() == ("", "")
-    jobs: list[Any] = [Played(0), Played(1, looks=9), Played(2, looks=9)]
-    for number, each in enumerate(jobs):
-        follower.follow(each, [], number)
-    follower.folder = Path("x")
-    follower.stop()
-    assert capsys.readouterr().out == (
-        "The jobs on the cluster continue: 17_1 17_2\nscancel 17_1 17_2 ends them. When they have ended, "
-        "python scripts/report.py x makes the table.\n"
-    )
-    assert not ended
-    follower.jobs.clear()
-    here: list[Any] = [Played(0, looks=9, local=True), Played(1, local=True)]
-    for number, each in enumerate(here):
-        follower.follow(each, [], number)
-    follower.stop()
-    assert ended == [here[:1]] and capsys.readouterr().out == ""
-
-
-class Process:
-    """A process of the machine, which keeps what is done to it."""
-
-    def __init__(self, number: int, children: list[Any] | None = None, gone: bool = False):
-        self.number, self.below, self.gone, self.seen = number, children or [], gone, []
-
-    def children(self) -> list[Any]:
-        if self.gone:
-            raise psutil.NoSuchProcess(self.number)
-        return self.below
-
-    def send_signal(self, number: int) -> None:
-        self.seen.append(number)
-        self.children()
-
-    def kill(self) -> None:
-        self.seen.append("killed")
-        self.children()
-
-    def wait(self, seconds: float) -> None:
-        self.seen.append(f"waited {seconds}")
-        raise psutil.TimeoutExpired(seconds)
-
-
-def test_tasks_get_a_signal_and_then_no_mercy(monkeypatch):
-    tasks = [Process(1), Process(2, gone=True), Process(3)]
-    controllers = {17: Process(17, tasks[:2]), 18: Process(18, tasks[2:]), 19: Process(19, gone=True)}
-    asked: list[Any] = []
-
-    def wait_procs(processes, timeout):
-        asked.append(([each.number for each in processes], timeout))
-        return [], tasks[1:]
-
-    monkeypatch.setattr(psutil, "Process", controllers.__getitem__)
-    monkeypatch.setattr(psutil, "wait_procs", wait_procs)
-    submitit_jobs._end_local([SimpleNamespace(job_id=str(number)) for number in controllers])  # type: ignore[list-item]
-    assert asked == [([1, 2, 3], 3.0)]
-    assert [task.seen for task in tasks] == [[signal.SIGINT], [signal.SIGINT, "killed"], [signal.SIGINT, "killed"]]
-    assert [each.seen for each in controllers.values()] == [["waited 3.0"]] * 3
-
-
 # --- around Hydra's launcher --------------------------------------------------------------------------------------
 
 
@@ -229,19 +162,6 @@ def test_the_jobs_of_a_sweep_are_followed_where_submitit_is(wrapped, tmp_path):
     assert wrapped.run(tmp_path) == []
 
 
-def test_the_environment_of_jobs_is_taken_back(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "before")
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    masks: list[Any] = []
-    monkeypatch.setattr(signal, "pthread_sigmask", lambda *given: masks.append(given))
-    found = submitit_jobs.interpreter.python_path()
-    with submitit_jobs._environment_of_jobs():
-        assert os.environ["PYTHONSAFEPATH"] == "1" and os.environ["PYTHONPATH"] == found
-        os.environ["MADE_BY_A_JOB"] = "1"
-    assert os.environ["PYTHONPATH"] == "before" and not {"PYTHONSAFEPATH", "MADE_BY_A_JOB"} & os.environ.keys()
-    assert masks == [(signal.SIG_BLOCK, {signal.SIGINT}), (signal.SIG_UNBLOCK, {signal.SIGINT})]
-
-
 # --- in a task ----------------------------------------------------------------------------------------------------
 
 
@@ -251,68 +171,3 @@ def test_a_process_that_submitit_did_not_start_is_no_task(monkeypatch, own, star
         "SUBMITIT_EXECUTOR", raising=False
     )
     assert not submitit_jobs.enter(sweep.Sweep("s", Path("conf"), (), os.getpid() if own else 1))
-
-
-@pytest.mark.parametrize(
-    "cluster, tasks, address, ends",
-    [("local", 1, "x", True), ("local", 2, "127.0.0.1", True), ("slurm", 2, "x", False), ("slurm", 1, "x", False)],
-)
-def test_a_task_has_its_rank_and_its_signals(monkeypatch, cluster, tasks, address, ends):
-    seen: dict[str, Any] = {"handled": {}}
-    distributed = SimpleNamespace(export=lambda **settings: seen.update(export=settings))
-    environment = SimpleNamespace(cluster=cluster, num_tasks=tasks)
-    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(JobEnvironment=lambda: environment))
-    helpers = SimpleNamespace(TorchDistributedEnvironment=lambda: distributed)
-    monkeypatch.setitem(sys.modules, "submitit.helpers", helpers)
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", cluster)
-    monkeypatch.setenv("MASTER_ADDR", "x")
-    monkeypatch.setattr(signal, "signal", seen["handled"].__setitem__)
-    monkeypatch.setattr(signal, "pthread_sigmask", lambda *given: seen.update(mask=given))
-    monkeypatch.setattr(sweep.Sweep, "end_with_command", lambda _, number: seen.update(ends=number))
-    assert submitit_jobs.enter(sweep.Sweep("s", Path("conf"), (), 1))
-    assert seen["handled"] == {signal.SIGINT: submitit_jobs._interrupt_once}
-    assert seen["mask"] == (signal.SIG_UNBLOCK, {signal.SIGINT}) and seen.get("ends") == (
-        signal.SIGINT if ends else None
-    )
-    settings = {"set_cuda_visible_devices": False, "overwrite": True}
-    assert seen.get("export") == (settings if tasks > 1 else None) and os.environ["MASTER_ADDR"] == address
-
-
-def test_the_second_ctrl_c_is_not_heard(monkeypatch):
-    handled: dict[int, Any] = {}
-    monkeypatch.setattr(signal, "signal", handled.__setitem__)
-    with pytest.raises(KeyboardInterrupt):
-        submitit_jobs._interrupt_once()
-    assert handled == {signal.SIGINT: signal.SIG_IGN}
-
-
-@pytest.mark.parametrize(
-    "saves, requeues, comes, seen",
-    [
-        (True, True, True, ["saves 10", "requeues 10"]),
-        (True, True, False, []),
-        (True, False, True, ["saves 10"]),
-        (False, True, True, ["requeues 10"]),
-        (False, False, True, []),
-    ],
-)
-def test_a_task_that_is_preempted_saves_before_it_is_requeued(monkeypatch, saves, requeues, comes, seen):
-    told: list[str] = []
-    announced = signal.SIGUSR2
-    handlers: dict[int, Any] = {
-        announced: (lambda number, _: told.append(f"requeues {number}")) if requeues else signal.SIG_DFL,
-        signal.SIGUSR1: (lambda number, _: told.append(f"saves {number}")) if saves else signal.SIG_DFL,
-    }
-    before = handlers[announced]
-    monkeypatch.setattr(submitit_jobs.submitit_private, "requeue_signal", lambda: announced)
-    monkeypatch.setattr(signal, "getsignal", handlers.__getitem__)
-    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    with submitit_jobs.preemptible(True) as requeue:
-        if comes:
-            handlers[announced](10, None)
-        if saves or not requeues:
-            assert "requeues 10" not in told
-        requeue()
-    assert told == seen and handlers[announced] is before
-    with submitit_jobs.preemptible(False) as requeue:
-        assert requeue() is None and handlers[announced] is before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from support.made_up_records import job
 
 from legroom.cli import exit_codes, job_state, single_run, sweep, sweep_run
 from legroom.errors import Refusal
-from legroom.machine.worker_environment import SIMULATIONS
 from legroom.records import record, record_file
 from legroom.records.messages import StepsDone
 from legroom.records.record import Record
@@ -101,67 +99,6 @@ def test_what_an_unfinished_job_left_stays_where_it_can_be_resumed(tmp_path, con
 
 
 @pytest.mark.parametrize(
-    "launcher, jobs, most, at_once",
-    [
-        ({}, 9, None, 1),
-        ({"_target_": "x.BasicLauncher", "n_jobs": 4}, 9, None, 1),
-        ({"_target_": "x.joblib_launcher.JoblibLauncher"}, 9, None, 1),
-        ({"_target_": "x.joblib_launcher.JoblibLauncher", "n_jobs": 0}, 9, None, 1),
-        ({"_target_": "x.joblib_launcher.JoblibLauncher", "n_jobs": 2}, 9, None, 2),
-        ({"_target_": "x.joblib_launcher.JoblibLauncher", "n_jobs": -1}, 9, None, 6),
-        ({"_target_": "x.joblib_launcher.JoblibLauncher", "n_jobs": -3}, 9, None, 4),
-        ({"_target_": "x.submitit_launcher.LocalLauncher"}, 9, 4, 4),
-        ({"_target_": "x.submitit_launcher.LocalLauncher"}, None, None, 2),
-        ({"_target_": "x.submitit_launcher.SlurmLauncher"}, 9, 4, 1),
-    ],
-    ids=range(10),
-)
-def test_how_many_jobs_run_at_once_is_read_from_the_launcher(monkeypatch, launcher, jobs, most, at_once):
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    values = OmegaConf.create({"launcher": launcher, "job": {"num": 7}, "sweeper": {"max_batch_size": most}})
-    found = sweep.job_environment(values, jobs)  # type: ignore[arg-type]
-    assert (found["jobs_at_once"], found["job_number"]) == (at_once, 7)
-    assert found["started_at"].endswith("+00:00") and len(found["started_at"]) == len("2026-01-02T03:04:05.678+00:00")
-
-
-class Typed:
-    """An override as Hydra parses it. count: its values in a sweep; 0: as many as a sweeper draws."""
-
-    def __init__(self, key: str, count: int | None):
-        self.key, self.count = key, count
-
-    def is_sweep_override(self) -> bool:
-        return self.count is not None
-
-    def is_discrete_sweep(self) -> bool:
-        return bool(self.count)
-
-    def get_key_element(self) -> str:
-        return self.key
-
-    def sweep_string_iterator(self):
-        return iter(range(self.count or 0))
-
-
-@pytest.mark.parametrize(
-    "typed, argv, expected",
-    [
-        ([], (), (1, set())),
-        ([("a", None)], (), (1, set())),
-        ([("a", 2), ("+b", 3), ("c", None)], (), (6, {"a", "b"})),
-        ([("a", 2), ("b", 0)], (), (None, {"a", "b"})),
-        ([("a", 0), ("b", 2)], (), (None, {"a", "b"})),
-        ([("a", 2)], ("hydra/sweeper=optuna",), (None, {"a"})),
-        ([("a", 2)], ("hydra/launcher=joblib",), (2, {"a"})),
-    ],
-    ids=range(7),
-)
-def test_the_jobs_of_a_sweep_are_counted_where_they_can_be(monkeypatch, typed, argv, expected):
-    monkeypatch.setattr(sweep.hydra_private, "parse_overrides", lambda _: [Typed(*each) for each in typed])
-    assert sweep.count_jobs(sweep.Sweep("s", Path("conf"), argv)) == expected
-
-
-@pytest.mark.parametrize(
     "swept, shown", [(set(), ["+a=1", "b=2", "c.d=3"]), ({"a", "c.d"}, ["+a=1", "c.d=3"]), ({"x"}, [])]
 )
 def test_a_job_is_called_by_what_tells_it_from_others(swept, shown):
@@ -183,13 +120,6 @@ def test_a_command_that_has_ended_or_whose_number_another_has_does_not_run():
     assert not sweep.Sweep("s", Path("conf"), (), child, born).command_runs()
 
 
-def test_the_sweep_of_a_process_has_its_command_line_and_its_start(monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.argv", ["train.py", "-m", "a=1,2"])
-    made = sweep.new(tmp_path)
-    assert (made.conf, made.argv, made.pid) == (tmp_path, ("-m", "a=1,2"), os.getpid()) and made.command_runs()
-    assert made.name.endswith(f"-{os.getpid()}") and len(made.name.split("-")) == 3
-
-
 def test_a_note_has_the_record_of_a_job_that_starts_and_leaves_no_other_file(tmp_path):
     ours = sweep.Sweep("a", tmp_path)
     ours.note(tmp_path, 3, "own", sweep.STARTED, ["one"], ended())
@@ -200,52 +130,7 @@ def test_a_note_has_the_record_of_a_job_that_starts_and_leaves_no_other_file(tmp
     assert [path.name for path in (tmp_path / sweep.JOBS_FOLDER / "a").iterdir()] == ["3.json"]
 
 
-def test_one_fork_server_serves_all_jobs_and_its_workers_share_a_folder(monkeypatch):
-    started, at_exit = [], []
-
-    class Server:
-        def __init__(self):
-            started.append(os.environ[SIMULATIONS])
-
-        def close(self):
-            at_exit.append("closed")
-
-    monkeypatch.setattr(sweep, "_fork_servers", [])
-    monkeypatch.setattr(sweep.fork_client, "ForkServer", Server)
-    monkeypatch.setattr(sweep.atexit, "register", at_exit.append)
-    first = sweep.fork_server()
-    assert sweep.fork_server() is first and len(started) == 1 and SIMULATIONS not in os.environ
-    assert os.path.dirname(started[0]) == tempfile.gettempdir() and os.path.isdir(started[0])
-    assert at_exit[1] == first.close and len(at_exit) == 2
-    at_exit[0]()
-    assert not os.path.exists(started[0])
-
-
 # --- its state on the screen --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "jobs, done, running, left",
-    [
-        (None, [10.0], 0.0, None),
-        (3, [], 0.0, None),
-        (3, [10.0], 4.0, 16.0),  # one more, and 6 s of the one that runs
-        (3, [10.0, 20.0], 4.0, 11.0),
-        (3, [10.0], 25.0, 10.0),  # the one that runs is late
-        (1, [10.0], 0.0, 0.0),
-    ],
-)
-def test_the_time_that_is_left_is_that_of_the_jobs_to_come(monkeypatch, jobs, done, running, left):
-    clock = types.SimpleNamespace(now=100.0)
-    monkeypatch.setattr(job_state, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
-    state = job_state.SweepState(jobs)
-    for seconds in done:
-        state.began = clock.now
-        clock.now += seconds
-        state.job_ends(ran=True)
-    state.began = clock.now
-    clock.now += running
-    assert state.seconds_left() == left
 
 
 @pytest.mark.parametrize(
@@ -327,20 +212,6 @@ def played(monkeypatch, tmp_path) -> Job:
     return Job(monkeypatch, tmp_path / "s")
 
 
-def test_of_two_jobs_of_the_same_options_side_by_side_one_runs(played, monkeypatch):
-    """The second waits for the first, which another process runs, and has its record."""
-
-    @contextlib.contextmanager
-    def hold(folder, wait):
-        assert wait
-        folder.mkdir(parents=True)
-        record_file.write(ended("oom", "own"), folder)
-        yield
-
-    monkeypatch.setattr(sweep_run.run_lock, "hold", hold)
-    assert played.run(_target_="joblib", n_jobs=2)[0] == "oom" and played.seen == ["ends with the command"]
-
-
 def test_a_task_notes_its_start_and_leaves_its_lines_to_the_command(played, capsys):
     played.in_task = True
     played.run(number=1)
@@ -351,27 +222,6 @@ def test_a_task_notes_its_start_and_leaves_its_lines_to_the_command(played, caps
     (played.folder / "own" / record_file.FILE_NAME).unlink()
     played.run(number=3, status=Refusal("locked"))
     assert played.notes()[-1] == [3, "own", "refused", ["locked"]]
-
-
-def test_the_number_of_an_objective_goes_to_the_sweeper(played, monkeypatch):
-    monkeypatch.setattr(sweep_run.objective, "value", lambda cfg, outcome: 2.5)
-    played.cfg.objective = "training.final_loss"
-    assert played.run(sweeper="x.Optuna") == ("ok", 2.5)
-    played.cfg.objective = None
-    assert played.run(number=1) == ("ok", None)
-
-
-def test_a_rank_other_than_0_runs_without_a_folder_or_has_the_status_that_is_there(played, monkeypatch):
-    rank = types.SimpleNamespace(is_main=False)
-    monkeypatch.setattr(sweep_run.rank_info, "current_rank", lambda: rank)
-    monkeypatch.setattr(
-        single_run, "run_nonzero_rank", lambda outcome, problems: f"ran {outcome.config_key} {problems}"
-    )
-    assert played.run(problems=["x"]) == ("ran own ['x']", None) and not played.folder.exists()
-    rank.is_main = True
-    assert played.run() == ("ok", None)
-    rank.is_main = False
-    assert played.run() == ("ok", None)
 
 
 # --- its end ------------------------------------------------------------------------------------------------------

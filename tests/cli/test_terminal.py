@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import rich.console
-from support.made_up_records import job
 
-from legroom.cli import brief, console
+from legroom.cli import console
 from legroom.cli.console import Console
-from legroom.records.messages import Estimated, PhaseAdvanced, PhaseStarted, Shown, StepsDone, WarningRaised
+from legroom.records.messages import PhaseAdvanced, PhaseStarted, StepsDone
 from legroom.units import GIB
 
 DONE = StepsDone(2, 0.5, 12.0, GIB, 2 * GIB)
@@ -87,28 +85,6 @@ def test_off_a_terminal_a_line_a_minute_says_how_far_it_is(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-@pytest.mark.parametrize("number", [0, 1])
-def test_messages_are_printed_where_they_are_meant_and_nobody_is_disturbed(monkeypatch, capsys, number, quiet):
-    screen = Console("", number, quiet=quiet)
-    monkeypatch.setattr(brief, "answer", lambda outcome: f"the answer of {outcome.recipe}")
-    shown: list[Any] = []
-    monkeypatch.setattr(brief, "brief", lambda *given: shown.append(given) or "the summary")
-    record = job()
-    with screen:
-        screen.on_message(WarningRaised("of the \x1b[1mmodel [b]"))
-        screen.on_message(Shown("of every\n\trun"))
-        screen.on_message(Shown("of one run", of_one_run=True))
-        screen.on_message(Estimated(record))
-    screen.finish(record, Path("x"))
-    warned = [] if quiet else ["warning: of the \\x1b[1mmodel [b]"]
-    lines = [*warned, *([] if quiet else ["of every", "\trun"]), *([] if quiet or number else ["of one run"])]
-    said = capsys.readouterr()
-    assert [line.expandtabs() for line in said.err.splitlines()] == [line.expandtabs() for line in lines]
-    assert said.out.splitlines() == ["the answer of trainer"] * (not quiet) + ["the summary"]
-    assert shown == [(record, Path("x"), not quiet, set() if quiet else {"of the \x1b[1mmodel [b]"}, False)]
-
-
 def test_on_a_terminal_the_bar_stands_between_two_lines(terminal):
     screen = Console("optim=a[b]", 2, 7, left=lambda: 65.0)
     assert screen.draws and not screen.progress.disable and screen.progress.live.transient
@@ -126,54 +102,9 @@ def test_on_a_terminal_the_bar_stands_between_two_lines(terminal):
     assert Console("", 1, quiet=True).progress.disable
 
 
-def test_an_answer_is_printed_while_nothing_draws(terminal, monkeypatch, capsys):
-    drawing: list[bool] = []
-    screen = Console()
-    monkeypatch.setattr(brief, "answer", lambda _: drawing.append(screen.progress.live.is_started) or "the answer")
-    with screen:
-        drawing.append(screen.progress.live.is_started)
-        screen.on_message(Estimated(job()))
-        drawing.append(screen.progress.live.is_started)
-    assert [*drawing, screen.progress.live.is_started] == [True, False, True, False]
-    assert capsys.readouterr().out == "the answer\n" and screen.answered
-
-
 def test_a_terminal_that_cannot_move_its_cursor_is_not_drawn_on(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert not Console().draws and Console().progress.disable
-
-
-class Narrow(io.TextIOWrapper):
-    """A stream of one encoding."""
-
-    def __init__(self, encoding: str):
-        super().__init__(io.BytesIO(), encoding=encoding)
-
-    def text(self) -> str:
-        self.flush()
-        return self.buffer.getvalue().decode(self.encoding)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    "encoding, shown",
-    [("utf-8", "a─│é€\n\tb\\x07\n"), ("ascii", "a-|\\xe9\\u20ac\n\tb\\x07\n"), ("latin-1", "a-|é\\u20ac\n\tb\\x07\n")],
-)
-def test_what_a_terminal_cannot_show_is_written_in_ascii(monkeypatch, encoding, shown):
-    stream = Narrow(encoding)
-    monkeypatch.setattr(sys, "stdout", stream)
-    console.say("a─│é€\n\tb\x07")
-    assert stream.text() == shown
-
-
-def test_rank_0_alone_prints(monkeypatch, capsys):
-    monkeypatch.setattr(console.rank_info, "current_rank", lambda: SimpleNamespace(is_main=False))
-    console.say("one")
-    console.say_problems(["two"])
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(console.rank_info, "current_rank", lambda: SimpleNamespace(is_main=True))
-    console.say("one")
-    console.say_problems(["two", "three"])
-    assert capsys.readouterr() == ("one\n", "refused: two\nrefused: three\n")
 
 
 def test_a_warning_of_a_library_is_one_line_and_later_ones_are_as_before(capsys):

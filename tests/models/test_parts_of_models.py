@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +10,7 @@ from conftest import compose, small
 from transformers import BertConfig
 
 from legroom.errors import Refusal
-from legroom.machine import host
-from legroom.models import behaviour, builder, head, host_memory, moe, pretrained, quantized
-from legroom.models.behaviour import Behaviour
+from legroom.models import builder, head, host_memory, moe, pretrained, quantized
 from legroom.parallelism import four_bits
 
 # --- the host's memory ---------------------------------------------------------------------------
@@ -22,19 +19,6 @@ from legroom.parallelism import four_bits
 @pytest.fixture(scope="module")
 def plain():
     return compose(*small("eval.batch=8")).cfg
-
-
-def changed(plain, values: str, on_gpu: bool):
-    cfg = copy.deepcopy(plain)
-    cfg.target = SimpleNamespace(on_gpu=on_gpu)
-    for key, value in (each.split("=") for each in values.split()):
-        *sections, leaf = key.split(".")
-        node = cfg
-        for section in sections:
-            node = getattr(node, section)
-        typed = {"true": True, "false": False, "null": None}.get(value, int(value) if value.isdigit() else value)
-        setattr(node, leaf, typed)
-    return cfg
 
 
 LLAMA = ["model=llama_tiny", "model.heads=4", "model.kv_heads=2"]
@@ -62,38 +46,6 @@ def test_the_bytes_of_weights_and_of_a_tokens_logits(words, of_parameters, of_to
     model.tie_weights()
     count = sum(weight.numel() for weight in model.parameters())
     assert host_memory.sizes(cfg) == (int(count * of_parameters), of_token)
-
-
-def test_what_cannot_be_built_needs_nothing(monkeypatch, plain):
-    monkeypatch.setattr(builder, "configuration", lambda cfg: 1 / 0)
-    assert host_memory.sizes(plain) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "free,limit,on_gpu,ranks,said",
-    [
-        (None, None, False, 1, None),
-        (2**30, None, False, 1, None),  # all that is needed is free
-        (2**30 - 1, None, False, 1, "1.00 GiB are free on this machine"),
-        (2**40, 1.0, False, 1, None),
-        (2**40, 0.5, False, 1, "0.50 GiB are allowed by launch.memory_limit_gib"),
-        (2**40, 0.5, False, 2, None),  # each rank has as much
-        (2**40, 0.5, True, 1, None),  # it is a GPU's then
-        (2**28, 0.5, False, 1, "0.25 GiB are free on this machine"),
-        (2**29, 0.5, False, 1, "0.50 GiB are free on this machine"),
-        (None, 0.5, False, 1, "0.50 GiB are allowed by"),
-    ],
-)
-def test_who_allows_the_least_memory_is_named(plain, monkeypatch, free, limit, on_gpu, ranks, said):
-    monkeypatch.setattr(host_memory, "needs", lambda cfg, ranks: iter([("less", 7, "-"), ("it", 2**30, "Do that.")]))
-    monkeypatch.setattr(host, "free_memory_bytes", lambda: free)
-    cfg = changed(plain, "", on_gpu)
-    cfg.launch.memory_limit_gib = limit
-    text = host_memory.shortage(cfg, ranks)
-    assert (said in text and text.startswith("it: at least 1.00 GiB")) if said else text is None
-
-
-# --- a small copy of a configuration -------------------------------------------------------------
 
 
 # --- heads and labels ----------------------------------------------------------------------------
@@ -266,34 +218,6 @@ def test_what_of_the_layers_is_not_in_few_bits():
 
 
 # --- padding and the next token ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "task,found,said",
-    [
-        ("language_modelling", Behaviour(), []),
-        ("language_modelling", Behaviour(is_causal=False), "sees the tokens"),
-        ("language_modelling", Behaviour(shifts_labels=False), ["compares the logits of each token"]),
-        ("language_modelling", Behaviour(unknown="why"), ["whether Made shifts labels, sees later tokens, and pads"]),
-        ("classification", Behaviour(unknown="why"), ["whether Made pads as it should could not be asked"]),
-        ("classification", Behaviour(), []),
-    ],
-)
-def test_what_follows_from_what_a_model_does(plain, monkeypatch, task, found, said):
-    monkeypatch.setattr(behaviour.architectures, "model_class", lambda *_: type("Made", (), {}))
-    monkeypatch.setattr(behaviour, "of", lambda *_: found)
-    config = BertConfig(is_decoder=True)
-    monkeypatch.setattr(behaviour.transformers_models_private, "is_encoder", lambda _: False)
-    if isinstance(said, str):
-        with pytest.raises(Refusal, match=said):
-            behaviour.check(plain, "a/b", config, task)
-        return
-    result, lines = behaviour.check(plain, "a/b", config, task)
-    assert result == found and len(lines) == len(said) and all(map(str.__contains__, lines, said))
-    monkeypatch.setattr(behaviour.transformers_models_private, "is_encoder", lambda _: True)
-    if task == "language_modelling":
-        with pytest.raises(Refusal, match="it is an encoder"):
-            behaviour.check(plain, "a/b", config, task)
 
 
 def test_a_folder_of_an_unknown_home_is_asked_of_the_hub_as_it_was_typed():

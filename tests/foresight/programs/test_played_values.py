@@ -13,7 +13,7 @@ from torch.nn import functional
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import fake_storages, known_values
 from legroom.foresight.fake_gpu.unknown_numbers import UnknownFloat, UnknownInt
-from legroom.foresight.programs import played_code, played_device
+from legroom.foresight.programs import played_device
 from legroom.foresight.programs.played_code import Decisions, PlayedCode, UnknownArray
 from legroom.foresight.programs.played_device import REAL_ELEMENTS, PlayedDevice
 
@@ -65,17 +65,6 @@ def test_a_size_that_nobody_computed_is_refused(on_gpu, name):
     with pytest.raises(Refusal, match=r"a size or a position is a number that only a run computes \("):
         SIZED[name](one, unknown(1))
     assert SIZED[name](one, 1) is not NotImplemented and not decisions.counts
-
-
-def test_a_number_that_nobody_computed_may_be_calculated_with_and_set(on_gpu):
-    _, one, _ = on_gpu
-    for number in (unknown(1), unknown(1.0)):
-        assert (one * number + number).shape == one.shape
-        one[0] = number
-        torch.add(one, number)
-    long = [unknown(1)] * 31
-    assert played_code._is_unknown(long) and not played_code._is_unknown([*long, 1])
-    assert played_code._is_unknown(UnknownArray.of(torch.zeros(2), 1)) and not played_code._is_unknown(slice(1, 2))
 
 
 def test_what_is_read_is_known_or_said_to_be_assumed(on_gpu):

@@ -19,7 +19,6 @@ from legroom.machine import host
 from legroom.options import menus
 from legroom.records import record_file
 
-MIB = 2**20
 ALL = ("precision", "optim", "adapter")
 
 

@@ -3,80 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from legroom.measure import outside_autograd
 from legroom.measure.memory_attribution import COPY, GRADIENT, OTHER, PARAMETER, MemoryAttribution, kept_tensors
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.op_observer import OpObserverMode, have_own_dispatch
-from legroom.measure.storage_log import StepPhase, StorageLog
-from legroom.measure.tensor_origins import TensorOrigins
-
-
-class Block(nn.Module):
-    """(rows, 4) -> 5 -> sine -> 4."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 5), nn.Linear(5, 4, bias=False)
-
-    def forward(self, x):
-        return self.down(self.up(x).sin())
-
-
-class Net(nn.Module):
-    """Two blocks, the second computed again where that is asked for; and a buffer."""
-
-    def __init__(self, recomputes: bool = False):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.recomputes = Block(), Block(), recomputes
-        self.scale = nn.Buffer(torch.ones(7))
-        self.first.up.bias.requires_grad_(False)
-
-    def forward(self, x):
-        x = self.first(x) * self.scale[0]
-        return checkpoint(self.second, x, use_reentrant=False) if self.recomputes else self.second(x)
-
-
-def step(model: Any, optimizer: Any, precision: Any = None) -> None:
-    for _ in range(2):
-        cast = torch.autocast("cpu", precision) if precision else contextlib.nullcontext()
-        with cast:
-            loss = model(torch.ones(3, 4)).sum()
-        loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], foreach=False)
-
-
-def lines(ledger: MemoryLedger) -> list[str]:
-    """A line for each event: bytes, kind, phase of the allocation, what made it. What is freed at once, as copies of
-    autocast are, is in order of its text."""
-    found: list[str] = []
-    freed: list[str] = []
-    for index, (entry, sign) in enumerate(ledger.log.events):
-        begins = "-- the step" if index == ledger.log.step_start else ""
-        made = ledger.origins[id(entry)] if ledger.origins else ""
-        marks = " before" * entry.preexisting + " recomputed" * entry.recomputed + " paged" * entry.paged
-        line = f"{sign * entry.bytes:+} {entry.kind} {entry.phase}{marks}: {made}"
-        if sign > 0 or begins:
-            found, freed = [*found, *sorted(freed), *filter(None, [begins])], []
-        (found if sign > 0 else freed).append(line)
-    return found + sorted(freed)
-
-
-def kept(ledger: MemoryLedger) -> dict[str, Any]:
-    return {"lines": lines(ledger), **ledger.parts(), "model_flops": ledger.model_flops}
+from legroom.measure.storage_log import StorageLog
 
 
 def test_gloos_copies_of_what_is_scattered_are_seen_for_a_moment():
@@ -133,44 +70,6 @@ def test_weights_and_gradients_of_the_optimizer_alone_are_copies_and_gradients()
     MemoryAttribution(model, torch.optim.SGD([flat]), log).mark_model_and_optimizer()
     kinds = [log.entry_of(one).kind for one in (flat, flat.grad, model.weight)]
     assert kinds == [COPY, GRADIENT, PARAMETER]
-
-
-def test_phases_follow_one_another(monkeypatch):
-    from legroom.measure import storage_log
-
-    phase, task = StepPhase(), SimpleNamespace(now=-1)
-    monkeypatch.setattr(storage_log, "current_graph_task_id", lambda: task.now)
-    seen = [phase.current()]
-    task.now = 0
-    phase.begin_forward()  # checkpointing computes again
-    seen.append(phase.current())
-    phase.updates_weight = True
-    seen.append(phase.current())
-    phase.updates_weight = False
-    seen.append(phase.current())
-    task.now = -1
-    seen += [phase.current(), phase.current()]
-    phase.begin_forward()
-    seen.append(phase.current())
-    assert seen == ["forward", "backward", "step", "backward", "step", "step", "forward"]
-
-
-def test_the_module_is_the_innermost_that_runs_and_none_in_the_optimizers_step():
-    model = Net()
-    log = StorageLog("cpu")
-    origins = TensorOrigins(model, adam(model), log)
-    origins._leave_module()  # of a replica in another thread
-    assert origins.module == "" and origins[1234] == ""
-    with origins.recording():
-        seen = []
-        model.first.up.register_forward_pre_hook(lambda *_: seen.append(origins.module))
-        model.second.register_forward_pre_hook(lambda *_: seen.append(origins.module))
-        nn.Sequential(model)(torch.ones(1, 4))
-        log.phase.latest = "step"
-        assert origins.module == ""
-    assert seen == ["first.up", "second"]
-    model(torch.ones(1, 4))
-    assert origins.module == "" and not origins._modules, "no hook is left"
 
 
 class Own(torch.Tensor):

@@ -7,40 +7,12 @@ import os
 
 import pytest
 from made_up_records import job
-from made_up_tables import SWEEPS, mixed, numbered
+from made_up_tables import SWEEPS, numbered
 
 from legroom.records import record_file
-from legroom.records.record import Error, Estimate, Program
+from legroom.records.record import Program
 from legroom.report import report, rows
-from legroom.report.page import embed, run_page, settings, sweep_page
-
-
-def test_a_sweep_is_titled_by_what_its_jobs_share():
-    def title(*records):
-        return sweep_page._title(rows.table(numbered(list(records))))
-
-    one, other, third = job("optim=sgd"), job("optim=lion", device_name="x"), job("optim=adamw")
-    third.config["model"]["pretrained"] = "some/base"
-    found = [title(one), title(one, job()), title(one, other), title(one, third), title(*mixed())]
-    assert found == [
-        "bert_tiny on CPU: 1 job over model",
-        "bert_tiny on CPU: 2 jobs over optim",
-        "bert_tiny: 2 jobs over optim, device_name",
-        "2 jobs over model, optim",
-        "bert_tiny on a100_40gb: 4 jobs over recipe, optim, gpu",
-    ]
-
-
-def test_the_pages_of_jobs_are_linked_where_they_are(tmp_path):
-    run = job()
-    folder = tmp_path / "a job"
-    folder.mkdir()
-    none = {"key": run.config_key, "page": None, "data": None}
-    assert sweep_page._links(run, tmp_path, None) == none == sweep_page._links(run, tmp_path, folder)
-    (folder / "page.html").touch()
-    assert sweep_page._links(run, tmp_path, folder) == none | {"page": "a%20job/page.html"}
-    (folder / "page-data.js").touch()
-    assert sweep_page._links(run, tmp_path / "x", folder)["data"] == "../a%20job/page-data.js"
+from legroom.report.page import embed, run_page, sweep_page
 
 
 def test_only_jobs_below_a_sweep_get_a_page_there(tmp_path):
@@ -60,22 +32,6 @@ def test_only_jobs_below_a_sweep_get_a_page_there(tmp_path):
 
 
 # --- one run ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "estimate, context, nccl, capacity",
-    [
-        (None, 5, 7, None),
-        (Estimate(True, 1, 100), None, None, 100),
-        (Estimate(True, 1, 100), 5, None, 95),
-        (Estimate(True, 1, 100), 5, 7, 88),
-        (Estimate(True, 1, 100, limit_bytes=50), 5, 7, 38),
-    ],
-)
-def test_what_a_gpu_has_for_tensors(estimate, context, nccl, capacity):
-    found = job()
-    found.estimate, found.memory.context_bytes, found.memory.nccl_bytes = estimate, context, nccl
-    assert run_page._capacity(found) == capacity
 
 
 @pytest.mark.parametrize(
@@ -117,17 +73,6 @@ def test_lines_that_are_none_of_a_training_are_left_out(tmp_path):
         "evaluations": [[4, None]],
         "thinned": False,
     }
-
-
-def test_a_page_is_called_by_its_model_and_device():
-    found = job(device_name="A card", status="oom", error=Error("step", "A", "b"))
-    assert run_page._title(found) == "bert_tiny on A card: oom"
-    found.config["model"]["pretrained"] = "some/base"
-    assert run_page.subject(found) == "some/base on A card"
-    found.program = Program("train.py", "train.py --x", [], 2, "script")
-    assert run_page.subject(found) == "train.py on A card"
-    found.program, found.config["model"] = None, None
-    assert run_page.model_name(found) == "None"
 
 
 def test_a_runs_page_is_given_its_record_without_the_losses(tmp_path):
@@ -180,67 +125,12 @@ def test_what_is_older_than_the_record_is_made_again(page, data, made, tmp_path)
 # --- settings and embedding --------------------------------------------------------------------------
 
 
-def test_where_each_value_of_a_configuration_is_from(monkeypatch):
-    defaults = {"optim": {"name": "adamw"}, "train": {"seed": 0, "rate": None}, "compile": False}
-    options = {"sgd": {"name": "sgd", "momentum": 0.9, "lr": 1}, "adamw": {"name": "adamw", "beta": 0.5}}
-    monkeypatch.setattr(settings, "_root", lambda: defaults)
-    monkeypatch.setattr(settings, "_option", lambda menu, option: options.get(option, {}) if menu == "optim" else {})
-    found = job(overrides=["optim=sgd", "++train.seed=1", "~train.gone"])
-    found.config = {
-        "optim": {"name": "sgd", "momentum": 0.9, "lr": 2},
-        "train": {"seed": 1, "rate": 0.5},
-        "compile": False,
-        "new": {"name": "x", "a": [1]},
-    }
-
-    def lines():
-        return [
-            " ".join(line[name] for name in ("from", "key", "value", "default")) for line in settings.compared(found)
-        ]
-
-    assert lines() == [
-        "typed optim sgd adamw",
-        "typed train.seed 1 0",
-        "derived optim.lr 2 null",
-        "derived train.rate 0.5 null",
-        "derived new x null",
-        "derived new.a [1] null",
-        "option optim.momentum 0.9 null",
-        "default compile false false",
-    ]
-    found.overrides = []
-    found.config = {"optim": {"name": "adamw", "beta": 0.5}, "compile": True}
-    assert lines() == ["derived compile true false", "default optim adamw adamw", "default optim.beta 0.5 0.5"]
-
-
-def test_data_stands_in_a_page_or_beside_it(monkeypatch):
-    monkeypatch.setattr(embed, "asset", lambda name: "$title|$files|$styles|$scripts" if name == "page.html" else name)
-    alone = embed.page("a & b", "<t>", ["x.js"], "data=1;", "start.js", None)
-    assert alone.splitlines() == [
-        "&lt;t&gt;|a &amp; b|<style>page.css</style>|<script>echarts.min.js</script>",
-        "<script>x.js</script>",
-        "<script>data=1;</script>",
-        "<script>start.js</script>",
-    ]
-    shared = embed.page("f", "t", ["x.js"], "./data.js", "start.js", '../p"')
-    assert shared.splitlines() == [
-        't|f|<link rel="stylesheet" href="../p&quot;/page.css">|<script src="../p&quot;/echarts.min.js"></script>',
-        '<script src="../p&quot;/x.js"></script>',
-        '<script src="./data.js"></script>',
-        '<script src="../p&quot;/start.js"></script>',
-    ]
-
-
 def test_no_text_of_a_record_ends_a_script():
     assert embed.json_text(["</script>", "a&b", "\u2028\u2029", "<!--"]) == (
         '["\\u003c/script\\u003e","a\\u0026b","\\u2028\\u2029","\\u003c!--"]'
     )
     with pytest.raises(ValueError):
         embed.json_text(float("nan"))
-
-
-def test_a_record_of_somebody_else_opens_no_file_of_another_menu():
-    assert settings._option("../../etc", "x") == {} and settings._option("optim", "sgd")["name"] == "sgd"
 
 
 def test_what_pages_share_is_written_once_and_mended(tmp_path):

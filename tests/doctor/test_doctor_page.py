@@ -59,15 +59,6 @@ def machine(monkeypatch):
 FULL = {"error": "OutOfMemoryError: CUDA OUT of memory."}
 
 
-@pytest.mark.parametrize("compiler, headers, wanted", [("g++", True, 0), (None, True, 1), ("g++", False, 1)])
-def test_a_compiler_and_its_headers_are_both_needed(monkeypatch, compiler, headers, wanted):
-    monkeypatch.setattr(host, "compiler", lambda: compiler)
-    machine = found(card(), host=replace(HOST, headers=headers))
-    assert page.installs(machine) == [("sudo apt install g++ python3-dev", "compile=true")] * wanted
-    text = "\n".join(line for line, _ in page.page(machine).lines)
-    assert ("Python.h is missing" in text) == (not headers)
-
-
 @pytest.mark.parametrize(
     "changes, text, style",
     [
@@ -162,49 +153,6 @@ def test_what_stands_behind_a_package(package, probes, text, style):
 
 
 @pytest.mark.parametrize(
-    "package, command",
-    [
-        (Package("a", None, None, None), "pip install -e ."),
-        (Package("a", None, None, "8bit"), "pip install -e '.[8bit]'"),
-        (Package("wandb", None, None, ""), "pip install wandb"),
-        (Package("flash-attn", None, None, ""), "pip install flash-attn --no-build-isolation"),
-    ],
-)
-def test_how_a_package_is_installed(package, command, monkeypatch):
-    monkeypatch.setattr(checks, "CHECKOUT", Path("."))
-    assert package.install == command
-    monkeypatch.setattr(checks, "CHECKOUT", None)
-    assert package.install == command.replace("-e .", "legroom").replace("-e '.[", "'legroom[")
-
-
-TOPOLOGY = """\x1b[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity\x1b[0m
-GPU0\t X \tNV12\tPHB\t0-23
-GPU1\tNV12\t X \tPHB\t0-23
-NIC0\tPHB\tPHB\t X
-GPUs\tX
-
-Legend: X = Self
-"""
-
-
-def test_the_links_between_cards_are_read_as_nvidia_smi_prints_them(monkeypatch):
-    asked: list[dict] = []
-
-    def run(command, **options):
-        asked.append({"command": command} | options)
-        return type("Done", (), {"stdout": TOPOLOGY})
-
-    monkeypatch.setattr(checks.subprocess, "run", run)
-    assert checks.links(2) == [["X", "NV12"], ["NV12", "X"]]
-    assert asked == [
-        {"command": ["nvidia-smi", "topo", "-m"], "capture_output": True, "text": True, "timeout": 10, "check": True}
-    ]
-    for error in (OSError("none"), checks.subprocess.TimeoutExpired("nvidia-smi", 10)):
-        monkeypatch.setattr(checks.subprocess, "run", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
-        assert checks.links(2) == []
-
-
-@pytest.mark.parametrize(
     "error, memory",
     [
         ("OutOfMemoryError: x", False),
@@ -220,19 +168,6 @@ def test_want_of_memory_is_no_failure(error, memory):
         probe.failures({"torch on a": {"error": error}, "torch on b": {}, "other": {"error": "x"}}, "torch on") == kept
     )
     assert not probe.is_out_of_memory({})
-
-
-@pytest.mark.parametrize(
-    "code, errors, text",
-    [
-        (-11, "ignored", "its process was killed by SIGSEGV"),
-        (-9, "", "its process was killed by SIGKILL"),
-        (1, " a\nb \n", "its process ended with 1: b"),
-        (3, "", "its process ended with 3: "),
-    ],
-)
-def test_how_a_process_ended(code, errors, text):
-    assert probe._exit_text(code, errors) == text
 
 
 def test_a_page_has_eighty_columns_and_its_texts_begin_in_the_twenty_eighth():
@@ -255,29 +190,6 @@ def test_a_page_has_eighty_columns_and_its_texts_begin_in_the_twenty_eighth():
     out.row("x", "y" * 90 + " " + "a-" * 30 + "b")
     assert [text for text, _ in out.lines[-2:]] == ["  x" + " " * 24 + "y" * 90, " " * 27 + "a-" * 30 + "b"]
     assert lines.cell("12345678", 10) == "12345678  " == lines.cell("12345678", 4) and len(lines.cell("1", 10)) == 10
-
-
-@pytest.mark.parametrize(
-    "text, known",
-    [
-        ("flags: sse avx512_bf16 x", True),
-        ("flags: amx_bf16", True),
-        ("Features: bf16", True),
-        ("flags: avx512 bf16x", False),
-        ("", False),
-        (None, None),
-    ],
-)
-def test_a_processors_bf16_is_read_from_its_flags(text, known, monkeypatch, tmp_path):
-    def read(path, *_, **__):
-        if text is None:
-            raise OSError("no such file")
-        return text
-
-    monkeypatch.setattr(Path, "read_text", read)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checks, "fabric_ports", dict)
-    assert checks.examine_host().cpu_bf16 is known
 
 
 @pytest.mark.parametrize(

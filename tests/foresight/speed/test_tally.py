@@ -38,21 +38,3 @@ def test_a_tally_counts_calls_operations_and_places():
     tally.put(added, "step", 3)
     tally.put(added, "forward")
     assert sorted(times for _, times in tally.operations()) == [2, 2, 3] and tally.calls["step"] == 4
-
-
-def test_collectives_that_move_nothing_are_no_work_and_others_are_told_from_element_wise_work():
-    calls = {
-        "barrier": (torch.ops.c10d.barrier.default, (meta(1), None, [0], True, 5)),
-        "wait": (torch.ops._c10d_functional.wait_tensor.default, (meta(4),)),
-        "gather": (torch.ops._c10d_functional.all_gather_into_tensor.default, (meta(4), 2, "nobody")),
-    }
-    kinds = {name: operations._class_of(func) for name, (func, _) in calls.items()}
-    assert {name: found and found.kind for name, found in kinds.items()} == {
-        "barrier": "",
-        "wait": "",
-        "gather": "collective",
-    }
-    assert operations._class_of(torch.ops.prim.device.default) is None
-    custom = operations._class_of(aten.silu.default)
-    assert custom is not None and custom.known and custom.written == ()
-    assert operations._class_of(aten.add_.Tensor).written == (0,)  # pyright: ignore[reportOptionalMemberAccess]

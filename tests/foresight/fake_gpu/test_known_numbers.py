@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.parallel import comm
 
 from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight.fake_gpu import fake_storages, known_values, library_patches, op_cache, user_code
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
 from legroom.foresight.fake_gpu.unknown_numbers import UnknownFloat, UnknownInt
-from legroom.third_party import torch_distributed_private
 
 aten = torch.ops.aten
 
@@ -36,18 +34,6 @@ def unknown(gpu, *shape, dtype=torch.int64):
 
 
 # --- known numbers ---------------------------------------------------------------------------------
-
-
-def test_values_are_followed_up_to_a_number_of_elements(gpu, monkeypatch):
-    monkeypatch.setattr(known_values, "MAX_ELEMENTS", 4)
-    four, five = torch.arange(4, device=gpu.device), torch.arange(5, device=gpu.device)
-    assert value(four) == [0, 1, 2, 3] and value(five) is None
-    assert [value(one) for one in four.chunk(2)] == [[0, 1], [2, 3]]
-    assert value(torch.cat([four, four])) is None and value(four + 1) == [1, 2, 3, 4]
-    assert [value(one) for one in four.view(2, 2).expand(3, 2, 2).unbind(0)] == [None] * 3, "12 of them in between"
-    hollow, large = unknown(gpu, 4), unknown(gpu, 5)
-    assert value(torch.zeros_like(hollow)) == [0] * 4 and value(torch.zeros_like(large)) is None
-    assert value(hollow.bool() & False) == [False] * 4 and value(large.bool() & False) is None
 
 
 def test_what_is_drawn_or_left_empty_is_unknown(gpu):
@@ -104,7 +90,7 @@ def test_a_number_that_is_read_is_1_unless_it_is_known(gpu):
     for dtype, kind in ((torch.bool, bool), (torch.int64, int), (torch.bfloat16, float), (torch.float32, float)):
         found = known_values.read(unknown(gpu, dtype=dtype), warnings)
         assert found == 1 and type(found) is kind
-    assert len(warnings) == 1 and "test_known_by_hand.py:" in next(iter(warnings))
+    assert len(warnings) == 1 and "test_known_numbers.py:" in next(iter(warnings))
     assert known_values.read(torch.tensor(7, device=gpu.device), {}) == 7
 
 
@@ -232,20 +218,6 @@ def test_integers_leave_the_device_with_their_values_and_floats_without(gpu):
 # --- inferred results ------------------------------------------------------------------------------
 
 
-def test_calls_that_differ_in_what_their_result_depends_on_have_other_signatures(monkeypatch):
-    def key(*args, **kwargs):
-        return op_cache.call_signature(aten.add.Tensor, args, kwargs)[0]
-
-    a, b = torch.empty(2, 3), torch.empty(2, 3)
-    assert key(a) == key(b) and key(a, alpha=1) != key(a, alpha=2) != key(a)
-    different = [a, a.double(), torch.empty(3, 2), torch.empty(3, 2).t(), torch.empty(9)[3:].view(2, 3), a.to("meta")]
-    assert len({key(one) for one in different}) == len(different)
-    assert len({key(one) for one in (1, 1.0, True, None, "1", torch.float32, [1], [[1]])}) == 8
-    monkeypatch.setattr(torch_distributed_private, "group_of", lambda one: SimpleNamespace(group_name=one.name))
-    assert key(SimpleNamespace(name="a")) == key(SimpleNamespace(name="a")) != key(SimpleNamespace(name="b"))
-    assert op_cache.call_signature(aten.add.Tensor, [a, [b, (a,)]], {"out": b})[1] == [a, b, a, b]
-
-
 def test_a_copy_without_memory_has_the_size_of_the_storage():
     whole = torch.empty(20)
     for view in (whole[3:7], whole.view(4, 5)[1:, 2], whole.as_strided((2, 3), (6, 2), 4), whole[:0]):
@@ -317,14 +289,6 @@ def test_paged_states_take_no_memory_and_say_that_they_are_paged():
     assert (state.shape, state.stride(), state.dtype) == ((3, 5), (5, 1), torch.bfloat16)
 
 
-def test_experts_take_turns_and_ranks_send_alike(gpu):
-    chosen = torch.empty(3, 2, dtype=torch.int64)
-    assert library_patches._even_routes(chosen, 4).tolist() == [[0, 1], [2, 3], [0, 1]]
-    sent, received = torch.arange(3, device=gpu.device), unknown(gpu, 3)
-    library_patches._same_counts(received, sent)
-    assert value(received) == [0, 1, 2]
-
-
 # --- code of a user --------------------------------------------------------------------------------
 
 
@@ -367,9 +331,9 @@ def test_torchs_functions_see_the_fake_device(gpu):
         for call in (lambda: torch.ones(1).cuda(1), lambda: torch.ones(1).cuda(device=1)):
             with pytest.raises(Refusal, match="one GPU is followed"):
                 call()
-        with pytest.raises(Refusal, match=r"test_known_by_hand.py:\d+: the step reads the values of a tensor \(tolist"):
+        with pytest.raises(Refusal, match=r"test_known_numbers.py:\d+: the step reads the values of a tensor \(tolist"):
             x.tolist()
-        with pytest.raises(Refusal, match=r"test_known_by_hand.py:\d+: the step decides by a tensor's value"):
+        with pytest.raises(Refusal, match=r"test_known_numbers.py:\d+: the step decides by a tensor's value"):
             bool(x[0] > 0)
 
 
@@ -378,11 +342,6 @@ def test_weights_are_not_initialised_within():
     with user_code.without_initialisation():
         assert torch.nn.init.ones_(weight) is weight and torch.nn.init.kaiming_uniform_(weight[None]).sum() == 0
     assert weight.sum() == 0 and torch.nn.init.ones_(weight).sum() == 3
-
-
-def test_several_gpus_in_one_process_are_refused(gpu):
-    with user_code._one_gpu(), pytest.raises(Refusal, match=r"test_known_by_hand.py:\d+: .*several GPUs"):
-        comm.broadcast(torch.ones(1), [0, 1])
 
 
 def decided() -> bool:

@@ -127,29 +127,6 @@ def test_of_repeats_the_spread_is_their_own():
     assert tables.speed_range(made) == Spread(95, 90, 100)
 
 
-RANGES = {
-    "apart": (Spread(10, 9, 11), Spread(20, 19, 21), True),
-    "the ranges overlap and no median is in the other's": (Spread(10, 9, 12), Spread(13, 11, 14), True),
-    "one median in the other's": (Spread(10, 9, 13), Spread(13, 12, 14), False),
-    "the other's in the one's": (Spread(13, 12, 14), Spread(10, 9, 13), False),
-    "on the lower limit": (Spread(10, 9, 10), Spread(9, 9, 9), False),
-    "on the upper limit": (Spread(10, 10, 11), Spread(11, 11, 11), False),
-    "the other on its lower limit": (Spread(9, 9, 9), Spread(10, 9, 10), False),
-    "the other on its upper limit": (Spread(11, 11, 11), Spread(10, 10, 11), False),
-    "one not known": (None, Spread(10, 9, 11), None),
-    "other not known": (Spread(10, 9, 11), None, None),
-}
-
-
-@pytest.mark.parametrize("name", RANGES)
-def test_speeds_differ_where_neither_lies_in_the_others_spread(name, monkeypatch):
-    mine, theirs, differ = RANGES[name]
-    one, other = row(1.0), row(1.0)
-    monkeypatch.setattr(tables, "speed_range", lambda each: mine if each is one else theirs)
-    assert tables.speeds_differ(one, other) is differ
-    assert tables.alike(one, other) is (differ is False)
-
-
 @pytest.mark.parametrize(
     "one, other, alike",
     [(100.0, 99.01, True), (100.99, 100.0, True), (101.01, 100.0, False), (98.99, 100.0, False), (None, 100.0, False)],
@@ -269,31 +246,6 @@ def test_jobs_are_sorted_by_number_start_and_label_in_turn():
 
 
 # --- rows ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "conditions, met",
-    [
-        ("", False),
-        ("optim=adamw", True),
-        ("optim=sgd", False),
-        ("optim=adamw precision=fp32", True),
-        ("optim=adamw precision=bf16", False),
-        ("vanilla", True),
-        ("other", False),
-        ("vanilla optim=adamw", True),
-        ("abcd", True),
-        ("abc", False),
-        ("abce", False),
-        ("abcdef012345", True),
-    ],
-)
-def test_which_conditions_a_row_meets(conditions, met):
-    found = job(overrides=["+experiment=vanilla"])
-    found.config_key = "abcdef012345"
-    (made,) = rows.table([found]).rows
-    made.runs.append(job(status="oom", error=OOM))  # a repeat, which has a key of its own
-    assert rows._meets(made, conditions) is met and made.done
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -140,156 +139,12 @@ def test_a_reason_names_no_key(name, monkeypatch):
 # --- the parent --------------------------------------------------------------------------------------
 
 
-class Channel:
-    """Of a tracker's process: gives these states, each after so many seconds."""
-
-    def __init__(self, clock, states):
-        self.clock, self.states, self.sent = clock, states, []
-
-    def send(self, value):
-        self.sent.append(value)
-
-    def poll(self, seconds):
-        if not self.states or self.states[0][0] > seconds:
-            self.clock[0] += seconds
-            return False
-        self.clock[0] += self.states[0][0]
-        return True
-
-    def recv(self):
-        return self.states.pop(0)[1]
-
-
-@pytest.fixture
-def finished(monkeypatch, tmp_path):
-    """finished(states, status, **job) -> (the warnings, the tracker's line, the result sent, whether it was ended)."""
-    monkeypatch.setitem(trackers.TRACKERS, "fake", FakeRun)
-    clock = [0.0]
-    monkeypatch.setattr(trackers.time, "monotonic", lambda: clock[0])
-
-    def finished(states, status="ok", **job):
-        ended: list[bool] = []
-        channel = Channel(clock, list(states))
-        waits = SimpleNamespace(poll=lambda: None)
-        made = SimpleNamespace(process=waits, channel=channel, end=lambda: ended.append(True))
-        monkeypatch.setattr(trackers, "TrackerProcess", lambda: made)
-        monkeypatch.setattr(trackers, "_idle", [])
-        tracker = trackers.ProcessTracker(tracked(tmp_path, **job))
-        warnings = tracker.finish(record(status))
-        kept = trackers._idle == [made]
-        return warnings, tracker.line, channel.sent[1].exit_code, "kept" if kept else "ended" if ended else "lost"
-
-    return finished
-
-
-State = process.State
-HERE: dict[str, Any] = dict(where="here", local=True, send_later="send it")
-THERE: dict[str, Any] = dict(where="there", local=False)
-TROUBLE = ["it is slow", "it is wrong"]
-
-
-@pytest.mark.parametrize(
-    "states, job, warnings, line, kept",
-    [
-        ([(1, State(done=True))], {}, [], "", "ended"),
-        ([(1, State(**THERE)), (9, State(**THERE, done=True))], {}, [], "Fake: there", "ended"),
-        ([(10, State(**THERE, done=True))], {}, [], "Fake: there", "ended"),
-        ([(11, State(**THERE, done=True))], {}, ["not done 10 seconds after the job"], "", "ended"),
-        (
-            [(1, State(**THERE)), (10, State(done=True))],
-            {},
-            ["not done 10 seconds after the job"],
-            "Fake: there",
-            "ended",
-        ),
-        ([(1, State(**HERE, done=True))], {}, [], "Fake: here", "ended"),
-        ([(1, State(**HERE, done=True))], {"group": "a sweep"}, [], "", "kept"),
-        ([(1, State(**THERE, done=True))], {"group": "a sweep"}, [], "Fake: there", "kept"),
-        ([(11, State(done=True))], {"group": "a sweep"}, ["not done 10 seconds after the job"], "", "ended"),
-        ([(1, State(**HERE, troubles=TROUBLE, done=True))], {}, TROUBLE, "", "ended"),
-        ([(1, State(where="here", troubles=TROUBLE, done=True))], {}, TROUBLE, "Fake: here", "ended"),
-        ([(1, State(**THERE, send_later="send it", troubles=TROUBLE, done=True))], {}, TROUBLE, "Fake: there", "ended"),
-        (
-            [(3, State(**THERE, done=True))],
-            {"finish_seconds": 2.5},
-            ["not done 2.5 seconds after the job"],
-            "",
-            "ended",
-        ),
-    ],
-    ids=range(13),
-)
-def test_a_job_waits_for_its_tracker_so_long_and_says_what_failed(finished, states, job, warnings, line, kept):
-    last = states[-1][1] if states[-1][1].done and not any("not done" in each for each in warnings) else State()
-    rest = f"To send it later: {last.send_later}" if last.send_later else "The run's own files hold everything."
-    said = [f"Fake: {'; '.join(warnings)}. {rest}"] if warnings else []
-    assert finished(states, **job) == (said, line, 0, kept)
-
-
-@pytest.mark.parametrize(
-    "status, code, warned",
-    [("ok", 0, False), ("preempted", 0, False), ("oom", 1, False), ("interrupted", 1, True), ("refused", 1, False)],
-)
-def test_a_run_that_was_stopped_does_not_wait(finished, status, code, warned):
-    warnings, _, exit_code, _ = finished([(0.3 + warned * 0.01, State(done=True))], status)
-    assert (exit_code, bool(warnings)) == (code, warned)
-    assert finished([(0.3, State(done=True))], status)[0] == []
-
-
-@pytest.mark.parametrize("ended, reused", [(None, True), (0, False), (1, False)])
-def test_a_sweeps_next_job_takes_the_process_that_waits_if_it_lives(ended, reused, monkeypatch, tmp_path):
-    def made(code):
-        return SimpleNamespace(process=SimpleNamespace(poll=lambda: code), channel=Channel([0.0], []), end=ends.append)
-
-    ends: list = []
-    waiting, new = made(ended), made(None)
-    monkeypatch.setitem(trackers.TRACKERS, "fake", FakeRun)
-    monkeypatch.setattr(trackers, "_idle", [waiting])
-    monkeypatch.setattr(trackers, "TrackerProcess", lambda: new)
-    job = tracked(tmp_path)
-    process: Any = trackers.ProcessTracker(job).process
-    assert process is (waiting if reused else new) and process.channel.sent == [job]
-    assert trackers._idle == []
-
-
 def test_the_parts_of_a_record_are_its_summary():
     found = record("failed")
     found.evaluation = None
     values = trackers.summary(found)
     assert values["status"] == "failed" and not any(key.startswith("evaluation") for key in values)
     assert "training/losses" not in values and values["training/steps"] == 40
-
-
-@pytest.mark.parametrize(
-    "overrides, differs, name",
-    [
-        (["a=1", "tracker=wandb", "+tracker.tags=[x]", "b=2"], [], "a=1 b=2"),
-        (["a=1", "b=2"], ["b=2", "c=3"], "b=2 a=1"),
-        (["tracker=wandb"], [], "0123abcd"),
-    ],
-)
-def test_a_run_is_named_by_what_was_typed(overrides, differs, name, monkeypatch, tmp_path):
-    found = record()
-    found.overrides = overrides
-    monkeypatch.setattr(trackers, "ProcessTracker", lambda job: job)
-    (tmp_path / "steps.jsonl").write_text("12")
-    job: Any = trackers.open_tracker(cfg(tags=["mine", "trainer"]), found, tmp_path, "a sweep", differs)
-    assert (job.tracker, job.name, job.group, job.folder) == ("wandb", name, "a sweep", str(tmp_path))
-    assert job.tags == ["trainer", "mine"] and job.earlier[1] == 2 and job.settings["finish_seconds"] == 30
-    assert job.config == found.config | {
-        "config_key": "0123abcd",
-        "overrides": overrides,
-        "environment": {"device_name": "a CPU"},
-    }
-
-
-def test_the_tags_are_the_options_by_which_runs_are_searched(monkeypatch, tmp_path):
-    found = record()
-    menus = {name: {"name": f"the {name}"} for name in ("recipe", "precision", "optim", "parallelism", "data")}
-    found.config = menus | {"model": {"name": "x", "pretrained": "someone/model"}}
-    monkeypatch.setattr(trackers, "ProcessTracker", lambda job: job)
-    job: Any = trackers.open_tracker(cfg(), found, tmp_path)
-    assert job.tags == ["the recipe", "model", "the precision", "the optim", "the parallelism"]
 
 
 # --- W&B ---------------------------------------------------------------------------------------------
@@ -411,19 +266,6 @@ def test_a_resumed_run_has_the_id_of_the_newest_of_its_folder(mode, variable, re
     assert left == {"run-3-old", "run-2-middle"} | kept
 
 
-@pytest.mark.parametrize(
-    "free, said", [(2**20, []), (2**20 - 1, ["the disk is full, so its files may lack their end"])]
-)
-def test_what_wandb_prints_and_a_full_disk_are_troubles(free, said, wandb, tmp_path, monkeypatch):
-    wandb()
-    troubles: list[str] = []
-    run = wandb_run.WandbRun(tracked(tmp_path), troubles.append)
-    print("wandb: WARNING slow.\nwandb: INFO fine\nERROR not sent\nwandb: other", file=sys.stderr)
-    monkeypatch.setattr(wandb_run.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    run.finish(Result({}, 0))
-    assert troubles == [*said, "slow", "not sent"]
-
-
 def test_a_sweeps_offline_runs_are_sent_by_one_command(tmp_path):
     assert wandb_run.WandbRun.sweep_line(tmp_path) == "" == local_runs.TensorboardRun.sweep_line(tmp_path)
     (tmp_path / "job" / "wandb" / "offline-run-1").mkdir(parents=True)
@@ -477,45 +319,3 @@ def test_an_event_file_is_begun_by_the_first_point_and_ends_with_the_summary(ear
         writer: Any = run.writer
         assert writer.told == [*first, ("b", 2, 5 * steps), "flush", "close"]
         assert not (tmp_path / "tensorboard" / "old").exists()
-
-
-# --- the process -------------------------------------------------------------------------------------
-
-
-def test_the_process_tracks_one_run_after_another(tmp_path, monkeypatch):
-    """It reads the steps before and after the result, finishes the run, and says that it is done."""
-
-    class Gone(Exception):
-        """The parent sends nothing more."""
-
-    class Inbox(queue.SimpleQueue):
-        def get(self, block=True, timeout=None):
-            waits.append(timeout)
-            if self.empty() and timeout is None:
-                raise Gone
-            if timeout is not None and not waits.count(0.5) % 2:
-                (tmp_path / "steps.jsonl").write_text(line(1) + line(2))
-            elif timeout is not None:
-                raise queue.Empty
-            return super().get(block, timeout)
-
-    waits: list = []
-    inbox, sent, finished = Inbox(), [], []
-    for _ in range(2):
-        inbox.put(tracked(tmp_path))
-        inbox.put(Result({}, 0))
-    nice = []
-    monkeypatch.setitem(process.TRACKERS, "fake", FakeRun)
-    monkeypatch.setattr(FakeRun, "finish", lambda self, result: finished.append([step for step, _ in self.logged]))
-    monkeypatch.setattr(process, "Connection", lambda descriptor: SimpleNamespace(send=sent.append))
-    monkeypatch.setattr(process.queue, "SimpleQueue", lambda: inbox)
-    monkeypatch.setattr(process, "_temporary_folder", lambda: str(tmp_path))
-    monkeypatch.setattr(process, "_receive", lambda *_: None)
-    monkeypatch.setattr(process.os, "nice", nice.append)
-    monkeypatch.setattr(process.tempfile, "tempdir", None)
-    monkeypatch.setenv("TMPDIR", "before")
-    with pytest.raises(Gone):
-        process.serve(3)
-    assert finished == [[1, 2], [1, 2]] and [state.done for state in sent] == [False, True] * 2
-    assert nice == [5] and waits == [None, 0.5, 0.5, None, 0.5, 0.5, None]
-    assert process.tempfile.tempdir == str(tmp_path) == os.environ["TMPDIR"]

@@ -13,7 +13,7 @@ from typing import Any
 from test_roofline import DTYPES, device, ideal
 
 from legroom import config
-from legroom.foresight.speed import anatomy, calibrated, links, products, roofline
+from legroom.foresight.speed import anatomy, calibrated, products, roofline
 from legroom.foresight.speed.efficiencies import Efficiencies
 from legroom.foresight.speed.operation_names import (
     ATTENTION,
@@ -78,14 +78,6 @@ def test_without_a_cache_or_figures_nothing_is_taken_off():
 # --- steps ------------------------------------------------------------------------------------------------------
 
 
-def tally(*operations: tuple[str, Operation, int], **more: Any) -> Tally:
-    made = Tally(**more)
-    for phase, operation, times in operations:
-        made.put(operation, phase, times)
-        made.places.setdefault(phase, Counter())["layers.0", operation] += times
-    return made
-
-
 PRODUCT, ADD = product("fp16", 1, 2048, 2048, 2048), Operation("add", ELEMENTWISE, "fp32", 0, 10**8, 1, (), 10**7)
 COPIED = Operation("_to_copy", HOST_COPY, bytes=10**7)
 SENT = Operation("allreduce_", COLLECTIVE, bytes=10**8)
@@ -119,28 +111,9 @@ def test_what_a_step_is_bound_by_changes_at_one_half():
     assert roofline.Prediction(1, 1, 1, 1, 0, 0, 0, {}, "").bound_by == "memory"
 
 
-def test_a_note_names_copies_from_a_millisecond_on():
-    gpu = device()
-    per_ms = roofline.LEAST_COPIES * gpu.host_link_gb_per_second * 1e9 * links.HOST_LINK
-    named = []
-    for size in (0.99 * per_ms, 1.01 * per_ms):
-        made = roofline.predict(
-            tally(("step", Operation("copy", HOST_COPY, bytes=int(size)), 1)), gpu, "fp32", reached=ideal()
-        )
-        named.append([note for note in made.notes if "copies" in note])
-    assert named[0] == [] and len(named[1]) == 1
-    assert roofline._copies_note(roofline.LEAST_COPIES, gpu), "one millisecond itself, too"
-
-
 def test_a_last_transfer_overlaps_with_nothing():
     cases = [((1, 2, 3, 3), 3), ((1, 2, 3, 1), 5), ((4, 2, 3, 3), 5), ((1, 5, 3, 3), 6), ((1, 2, 0, 0), 2)]
     assert [(figures, roofline.overlapped(*figures)) for figures, _ in cases] == cases
-
-
-# --- links ------------------------------------------------------------------------------------------------------
-
-
-# --- intervals --------------------------------------------------------------------------------------------------
 
 
 # --- anatomy ----------------------------------------------------------------------------------------------------
@@ -190,18 +163,6 @@ def test_the_file_of_a_device_is_its_name_in_lower_case(tmp_path, monkeypatch):
     monkeypatch.delenv(calibrated.FOLDER)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert calibrated.path_of("Tesla  T4") == tmp_path / ".cache" / "legroom" / "calibration" / "tesla_t4.json"
-
-
-def test_a_file_that_is_no_calibration_is_none(tmp_path, monkeypatch):
-    monkeypatch.setenv(calibrated.FOLDER, str(tmp_path / "new" / "folder"))
-    rates = calibrated.GpuRates("Tesla T4", "2.13", "2026-01-01", {"link": 0.5}, 7)
-    written = calibrated.write(rates)
-    assert calibrated.gpu("tesla t4") == rates and written.read_text().endswith("}\n")
-    for text in ("{", '{"device": "Tesla T4"}', "null"):
-        written.write_text(text)
-        calibrated._read.cache_clear()
-        assert calibrated.gpu("Tesla T4") is None
-    calibrated._read.cache_clear()
 
 
 def test_joined_seconds_are_finite_where_one_part_is_nothing():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from made_up_records import OOM, job
+from made_up_records import job
 from made_up_tables import numbered, predicted
 
 from legroom.report import plots, report, rows, sheet, tradeoff_plot
@@ -77,17 +77,6 @@ def test_a_published_figure_up_to_ten_times_away_is_drawn(published, drawn):
     with plots.style():
         axes = plots.figures(made)["bars.png"].axes[1]
     assert sum(line.get_marker() == "D" for line in axes.lines) == drawn
-
-
-def test_the_baseline_and_the_fastest_are_drawn_in_their_order():
-    """The slowest of all is the baseline here; of the others the slowest one is left out, and one without figures."""
-    jobs = [job(f"batch.per_device={n + 1}", speed=1.0 + n % 7 + n / 1000) for n in range(plots.MOST_ROWS + 1)]
-    lost = job("batch.per_device=999", status="oom", error=OOM)
-    made = rows.table(numbered([*jobs, lost]))
-    some = plots._fastest(made)
-    slowest = made.rows[7].name
-    assert [row.name for row in some.rows] == [row.name for row in made.rows[:-1] if row.name != slowest]
-    assert (len(some.rows), some.left_out) == (80, 2)
 
 
 def test_a_picture_is_dense_enough_to_be_read_and_has_no_name_of_a_program():

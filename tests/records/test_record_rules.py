@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from made_up_records import job
 
-from legroom.records import atomic_file, messages, record, record_file, regular_file, run_folder, step_file
-from legroom.records.messages import PhaseAdvanced, PhaseStarted, Progress, WarningRaised
+from legroom.records import messages, record, record_file, regular_file, run_folder, step_file
+from legroom.records.messages import PhaseStarted, Progress
 from legroom.records.printable import printable
 from legroom.records.record import Estimate, Memory, Operations
 
@@ -49,22 +49,6 @@ def test_a_ranks_memory_is_all_but_that_of_the_others():
     found = Memory(1, 2, peak_phase="step", per_rank=[{}], all_ranks_bytes={"a": 1}, largest_bytes={"b": 2}).of_rank(3)
     assert (found["rank"], found["parameters_bytes"], found["largest_bytes"]) == (3, 1, {"b": 2})
     assert not {"per_rank", "all_ranks_bytes"} & found.keys()
-
-
-def test_a_key_of_a_job_counts_what_makes_another_run(monkeypatch):
-    """Twelve digits; an estimate reads the menus that other recipes do not."""
-    identities = {"recipe.name": {"run"}, "train.seed": {"run"}, "train.note": {"label"}, "compile": {"run"}}
-    monkeypatch.setattr(record, "identity_of", lambda key: identities.get(key, set()))
-    monkeypatch.setattr(record, "ESTIMATE_ONLY", ["compile"])
-    config = {"recipe": {"name": "trainer"}, "train": {"seed": 1, "note": 2}, "tracker": {"name": "x"}, "compile": 1}
-
-    def key(**changes):
-        return record.config_key(config | changes, {})
-
-    estimate = {"recipe": {"name": "estimate"}}
-    assert key() == "a6a715c72e67" == key(train={"seed": 1, "note": 3}) == key(compile=2) == key(tracker={"name": "y"})
-    assert key() != key(train={"seed": 2, "note": 2})
-    assert key(**estimate) != key(**estimate, compile=2) and key(**estimate) != key()
 
 
 @pytest.mark.parametrize(
@@ -165,20 +149,6 @@ def test_a_records_bounds_are_those_of_long_runs():
     assert (step_file.MOST_BYTES, step_file.MOST_TEXT_BYTES) == (8388608, 33554432)
 
 
-def test_a_place_for_a_record_is_tried_before_the_run_and_left_clean(tmp_path, monkeypatch):
-    """A record of the usual size has to fit; what a killed run has left goes, what other files are named does not."""
-    left, others = [".result-x.json", ".result-probe.json"], [".result.json", "result-x.json", ".other-x.json"]
-    for name in (*left, *others):
-        (tmp_path / name).touch()
-    sizes, write = [], atomic_file.write
-    monkeypatch.setattr(atomic_file, "write", lambda path, content: sizes.append(len(content)) or write(path, content))
-    record_file.prepare(tmp_path)
-    assert sizes == [65536] and sorted(os.listdir(tmp_path)) == sorted(others)
-    with pytest.raises(OSError, match="No such file") as failed:
-        record_file.prepare(tmp_path / "missing")
-    assert failed.value.filename == str(tmp_path / "missing" / "result.json")
-
-
 @pytest.mark.parametrize(
     "name, kind, said",
     [
@@ -246,40 +216,7 @@ def test_constants_that_json_lacks_are_read_where_python_wrote_them(text, consta
             regular_file.decode_json(text)
 
 
-def test_a_timeline_is_packed_and_read_whole(tmp_path, monkeypatch):
-    assert step_file.read(tmp_path) is None
-    step_file.write({"a": [1, 2.5]}, tmp_path)
-    once = (tmp_path / "step.json.gz").read_bytes()
-    step_file.write({"a": [1, 2.5]}, tmp_path)
-    assert (tmp_path / "step.json.gz").read_bytes() == once and step_file.read(tmp_path) == {"a": [1, 2.5]}
-    with pytest.raises(ValueError):
-        step_file.write({"a": float("nan")}, tmp_path)
-    monkeypatch.setattr(step_file, "MOST_TEXT_BYTES", 13)
-    assert step_file.read(tmp_path) == {"a": [1, 2.5]}, "of just as many bytes"
-    monkeypatch.setattr(step_file, "MOST_TEXT_BYTES", 12)
-    with pytest.raises(ValueError, match="holds more than 12 bytes"):
-        step_file.read(tmp_path)
-
-
 # --- messages --------------------------------------------------------------------------------------
-
-
-def test_a_phase_without_steps_is_told_once_in_a_second(monkeypatch):
-    now, sent = [100.0], []
-    monkeypatch.setattr(messages.time, "monotonic", lambda: now[0])
-    found = job()
-    progress = Progress(sent.append, found)
-    progress.enter("eval", "evaluating", 9)
-    for step, at in enumerate((100.0, 100.99, 101.0, 101.5, 102.0), 1):
-        now[0] = at
-        progress.advance(step)
-    progress.warn("it is hot")
-    assert sent == [
-        PhaseStarted("eval", "evaluating", 9, 0),
-        *map(PhaseAdvanced, (1, 3, 5)),
-        WarningRaised("it is hot"),
-    ]
-    assert progress.phase == "eval" and found.warnings == ["it is hot"]
 
 
 def test_a_phase_without_steps_has_none_and_a_text_is_for_all():

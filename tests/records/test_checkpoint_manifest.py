@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
@@ -18,102 +16,6 @@ from legroom.records.checkpoint_files import BrokenCheckpoint
 NAN, INFINITY, LARGEST = float("nan"), float("inf"), 2**53
 
 # --- values ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "shape, offset, right",
-    [
-        ([6], [0], True),
-        ([], [], True),
-        ([0], [0], True),
-        ([LARGEST], [LARGEST], True),
-        ([LARGEST + 1], [0], False),
-        ([6], [LARGEST + 1], False),
-        ([6], [-1], False),
-        ([-1], [0], False),
-        ([6.0], [0], False),
-        ([True], [0], False),
-        ([6, 6], [0], False),
-        ([6], [0, 0], False),
-        ([1] * 64, [0] * 64, True),
-        ([1] * 65, [0] * 65, False),
-        (None, [0], False),
-        ([6], None, False),
-        ("6", ["0"], False),
-    ],
-    ids=range(17),
-)
-def test_a_box_has_sizes_of_as_many_dimensions(shape, offset, right):
-    assert checkpoint_values._is_box({"shape": shape, "offset": offset}) is right
-
-
-def states(**changes: Any) -> dict:
-    algorithm, keys, *rest = numpy.random.get_state()
-    python = list(random.getstate())
-    found = {"python": [3, [0] * 625, None], "numpy": ["MT19937", [0] * 624, 5, 0, 0.0], "torch": "00ff", "cuda": []}
-    assert len(python[1]) == 625 and len(keys) == 624 and algorithm == "MT19937" and len(rest) == 3
-    return found | changes
-
-
-STATES = {
-    "usual": ({}, True),
-    "a float in python's": ({"python": [3, [0] * 625, 0.5]}, True),
-    "another version of python's": ({"python": [2, [0] * 625, None]}, False),
-    "too few of python's": ({"python": [3, [0] * 624, None]}, False),
-    "too many of python's": ({"python": [3, [0] * 626, None]}, False),
-    "python's position at its end": ({"python": [3, [0] * 624 + [624], None]}, True),
-    "python's position beyond": ({"python": [3, [0] * 624 + [625], None]}, False),
-    "python's largest": ({"python": [3, [2**32 - 1] * 624 + [1], None]}, True),
-    "python's too large": ({"python": [3, [2**32] + [0] * 624, None]}, False),
-    "python's negative": ({"python": [3, [-1] + [0] * 624, None]}, False),
-    "python's float": ({"python": [3, [0.0] + [0] * 624, None]}, False),
-    "python's truth": ({"python": [3, [True] + [0] * 624, None]}, False),
-    "too few of numpy's": ({"numpy": ["MT19937", [0] * 623, 5, 0, 0.0]}, False),
-    "numpy's position at its end": ({"numpy": ["MT19937", [0] * 624, 624, 0, 0.0]}, True),
-    "numpy's position beyond": ({"numpy": ["MT19937", [0] * 624, 625, 0, 0.0]}, False),
-    "numpy's negative position": ({"numpy": ["MT19937", [0] * 624, -1, 0, 0.0]}, False),
-    "numpy's other algorithm": ({"numpy": ["PCG64", [0] * 624, 5, 0, 0.0]}, False),
-    "numpy's gauss": ({"numpy": ["MT19937", [0] * 624, 5, 1, 1]}, True),
-    "numpy's gauss a float": ({"numpy": ["MT19937", [0] * 624, 5, 1.0, 1.0]}, False),
-    "torch's empty": ({"torch": ""}, False),
-    "torch's half a byte": ({"torch": "00f"}, False),
-    "torch's capitals": ({"torch": "FF"}, False),
-    "torch's longest": ({"torch": "f" * 10**5}, True),
-    "torch's too long": ({"torch": "f" * (10**5 + 2)}, False),
-    "a card's": ({"cuda": ["00", "ff"]}, True),
-    "a card's wrong": ({"cuda": ["00", "zz"]}, False),
-    "a card's no text": ({"cuda": [0]}, False),
-    "one lacks": ({"cuda": None}, False),
-}
-
-
-@pytest.mark.parametrize("name", STATES)
-def test_the_states_of_random_generators_are_as_they_accept_them(name):
-    changes, right = STATES[name]
-    assert checkpoint_values._are_random_states(states(**changes)) is right
-
-
-@pytest.mark.parametrize(
-    "value, right",
-    [
-        (None, True),
-        (True, True),
-        ("text", True),
-        (LARGEST, True),
-        (-LARGEST, True),
-        (LARGEST + 1, False),
-        (-LARGEST - 1, False),
-        (NAN, False),
-        (INFINITY, False),
-        ({"a": [1, {"b": [None, "c", 0.5]}]}, True),
-        ({"a": [1, {"b": [None, "c", NAN]}]}, False),
-        ([[], {}], True),
-        ((1,), False),
-    ],
-    ids=range(13),
-)
-def test_numbers_at_any_depth_are_bounded(value, right):
-    assert checkpoint_values._is_bounded(value) is right
 
 
 @pytest.mark.parametrize(
@@ -141,53 +43,6 @@ def test_fingerprints_are_short_names_and_sixteen_digits(values, right):
 
 
 LISTS = ("losses", "seconds", "samples", "tokens", "learning_rates", "gradient_norms", "unpadded", "evaluations")
-
-
-def test_what_each_list_of_the_steps_takes():
-    values = {
-        "one": 1.5,
-        "truth": True,
-        "none": None,
-        "nan": NAN,
-        "infinity": INFINITY,
-        "text": "1",
-        "large": LARGEST + 2,
-    }
-    found = {name: [key for key, value in values.items() if checkpoint_values._fits(name, value)] for name in LISTS}
-    numbers, may_be_none = ["one"], ["one", "none", "nan", "infinity"]
-    assert found == {
-        "losses": ["one", "nan", "infinity"],
-        **dict.fromkeys(("seconds", "samples", "tokens"), numbers),
-        **dict.fromkeys(("learning_rates", "gradient_norms", "unpadded", "evaluations"), may_be_none),
-    }
-
-
-@pytest.mark.parametrize(
-    "change, right",
-    [
-        ({}, True),
-        ({"more": [1]}, True),
-        ({"more": 1}, False),
-        ({"losses": [1]}, False),
-        ({"losses": [1, 2, 3]}, False),
-        ({"evaluations": []}, True),
-        ({"evaluations": [{"step": 1}, {"step": 2}]}, True),
-        ({"evaluations": [{"step": 1}] * 3}, False),
-        ({"evaluations": [{"step": 1.0}]}, False),
-        ({"evaluations": [{"evaluation_loss": 1}]}, False),
-        ({"evaluations": [[1]]}, False),
-        ({"evaluations": [{"step": 1, "evaluation_loss": None}]}, True),
-        ({"evaluations": [{"step": 1, "evaluation_loss": "x"}]}, False),
-        *(({name: None}, False) for name in LISTS),
-    ],
-    ids=range(21),
-)
-def test_a_log_of_steps_has_an_entry_for_each(change, right):
-    log = {name: [1, 2] for name in LISTS if name != "evaluations"} | {"evaluations": [{"step": 2}]} | change
-    assert checkpoint_values._is_step_log(log, 2) is right
-    for name in change:
-        if change[name] is None:
-            assert not checkpoint_values._is_step_log({key: log[key] for key in log if key != name}, 2)
 
 
 WHOLE: dict[str, Any] = {
@@ -251,14 +106,6 @@ def test_a_manifest_says_what_every_file_holds(tmp_path):
         assert (folder / name).stat().st_size == size and checkpoint_files.crc32(folder / name) == checksum
     assert list(values["files"]) == ["rank-0.weights.safetensors", "rank-0.json"]
     assert values.pop("crc32") == checkpoint_files.crc32_of_values(values)
-
-
-def test_a_checksum_is_that_of_all_blocks(tmp_path, monkeypatch):
-    (tmp_path / "file").write_bytes(b"123456789")
-    for size in (1, 4, 9, 10):
-        monkeypatch.setattr(checkpoint_files, "BLOCK_BYTES", size)
-        assert checkpoint_files.crc32(tmp_path / "file") == 0xCBF43926, "the check value of CRC-32"
-    assert checkpoint_files.crc32_of_values({"b": 1, "a": 2}) == checkpoint_files.crc32_of_values({"a": 2, "b": 1})
 
 
 def test_what_is_written_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -398,15 +245,6 @@ def test_bounds_of_files_are_those_of_the_largest_runs():
 
 
 # --- one file --------------------------------------------------------------------------------------
-
-
-def test_a_file_is_flushed_before_it_takes_the_place_of_the_old(tmp_path, monkeypatch):
-    path, told = tmp_path / "a.json", []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(atomic_file.os, "fsync", lambda number: told.append(os.fstat(number).st_size) or fsync(number))
-    monkeypatch.setattr(atomic_file.os, "replace", lambda a, b: told.append(Path(a).name) or replace(a, b))
-    atomic_file.write(path, b"12345")
-    assert told[0] == 5 and told[1].startswith(".a-") and told[1].endswith(".json") and path.read_bytes() == b"12345"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "full"), OSError("no number"), KeyboardInterrupt()], ids=str)

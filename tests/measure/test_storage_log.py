@@ -47,21 +47,6 @@ def test_what_is_on_another_device_or_sparse_has_no_entry():
     assert log.record(there, OTHER).bytes == 8 and seen(log) == [(1, 7), (1, 8)]
 
 
-def test_a_passing_storage_ends_at_once_and_its_address_may_come_again():
-    log: Any = StorageLog("cpu")
-    kept, passing, elsewhere = of(2), of(3), torch.empty(4, device="meta")
-    log.record(kept, OTHER)
-    for tensor in (kept, passing, passing, elsewhere):
-        log.add_passing(tensor, OTHER)
-    assert seen(log) == [(1, 2), (1, 3), (-1, 3)]
-    known_as = log.entry_of(passing)
-    assert known_as is not None and known_as.bytes == 3
-    del passing
-    gc.collect()
-    assert seen(log) == [(1, 2), (1, 3), (-1, 3)] and log.entry_of(kept).bytes == 2
-    assert len(log._alive) == 1
-
-
 def test_a_resized_storage_is_freed_and_allocated_anew():
     log: Any = StorageLog("cpu")
     tensor, fresh = of(4), of(6)

@@ -11,7 +11,7 @@ import torch
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.data_loader import Batch
 from legroom.records.record import LARGEST_EXPONENT, Evaluation
-from legroom.training import accelerate_loop, generate, scores, step
+from legroom.training import accelerate_loop, scores, step
 
 
 @pytest.mark.parametrize(
@@ -122,50 +122,3 @@ def test_the_micro_batches_of_a_step():
         rows = list(range(count))
         expected = [rows[i : i + size] for i in range(0, count, size)]
         assert list(accelerate_loop.chunks(rows, size)) == expected
-
-
-# --- continuations -------------------------------------------------------------------------------
-
-
-class Speaker(torch.nn.Module):
-    """Says 7, 8, 9; notes what it was asked."""
-
-    def __init__(self, positions: int | None = None):
-        super().__init__()
-        self.device, self.asked = torch.device("cpu"), []
-        self.generation_config = SimpleNamespace(eos_token_id=3)
-        text = SimpleNamespace(max_position_embeddings=positions)
-        self.config = SimpleNamespace(get_text_config=lambda: text)
-
-    def generate(self, input_ids, attention_mask, **settings):
-        assert not torch.is_grad_enabled() and not self.training and attention_mask.shape == input_ids.shape
-        self.asked.append({"given": input_ids.tolist(), "drawn": torch.rand(1).item(), **settings})
-        return torch.cat([input_ids, torch.tensor([[7, 8, 9]])], 1)
-
-
-class Letters:
-    eos_token_id, chat_template = 3, None
-
-    def decode(self, ids, skip_special_tokens=False):
-        return " ".join(map(str, ids)) + " bare" * skip_special_tokens
-
-    def convert_ids_to_tokens(self, number):
-        return str(number)
-
-
-def row(count: int, first: int):
-    """A row of so many tokens, trained from `first` on."""
-    ids = torch.arange(10, 10 + count)
-    return {"input_ids": ids, "labels": torch.where(torch.arange(count) < first, IGNORE_INDEX, ids)}
-
-
-def test_a_model_that_generates_nothing_is_no_failure(monkeypatch):
-    monkeypatch.setattr(generate.answer_ends, "end_tokens", lambda tokenizer, own, warn: [])
-    data, model, warned = SimpleNamespace(eval=[row(4, 1)], tokenizer=Letters()), Speaker(), []
-    assert generate.continuations(model, data, 1, warned.append)
-    assert (model.asked[0]["eos_token_id"], model.asked[0]["pad_token_id"]) == (None, 0)
-    model.generate = lambda **_: 1 / 0
-    assert generate.continuations(model.eval(), data, 1, warned.append) == [] and not model.training
-    assert warned == ["eval.generate: the model generates nothing (ZeroDivisionError: division by zero)"]
-    monkeypatch.setattr(generate.collectives, "rank_index", lambda: 1)
-    assert generate.continuations(model, data, 1, warned.append) == [] and len(warned) == 1
