@@ -7,6 +7,14 @@ class Refusal(Exception):
     """A job that cannot run as asked. The message says what is wrong and what to type instead."""
 
 
+class Diverged(Exception):
+    """A training whose weights or optimizer states are not numbers (NaN or infinite) any more."""
+
+
+class NoStepTaken(Diverged):
+    """A training whose loss is never a number, so that the gradient scaler skips each step; its weights are whole."""
+
+
 def first_line(error: BaseException) -> str:
     """What an exception says, or its kind where it says nothing, or cannot."""
     try:

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from legroom import config
 from legroom.checkpoint import merged, reopened, state
+from legroom.checkpoint.divergence import DivergenceWatch
 from legroom.checkpoint.stop_request import StopNow, StopRequest
 from legroom.config import Config
 from legroom.data.dataset import Data
@@ -50,9 +51,12 @@ class Saver:
         self.start, self.fingerprints = start, fingerprints
         self.seconds = 0.0  # spent on saving
         self.stopped = False  # by a signal, before the last step
+        self.left_out = False  # a checkpoint, since weights are not numbers
         own = start is not None and folder is not None and start.folder.parent.parent == folder
         self.saved_step = start.step if start is not None and own else None  # of the newest checkpoint in the folder
-        self._stop_on_any_rank: Callable[[], bool] | None = None  # waits for the question that runs now
+        self.divergence: DivergenceWatch | None = None  # from `begin` on
+        # waits for the answers to the question that runs now: whether to stop, and whether a loss is no number
+        self._asked: Callable[[], list[bool]] | None = None
         self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.name != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
             raise Refusal(
@@ -63,37 +67,58 @@ class Saver:
     def begin(self, loop: Any) -> int:
         """Restores the checkpoint into a loop that is ready to train. Returns the number of steps that are done."""
         self.loop = loop
-        if self.start is None:
-            return 0
-        state.restore(loop, self.start)
-        return self.start.step
+        if self.start is not None:
+            state.restore(loop, self.start)
+        self.divergence = DivergenceWatch(self.cfg, self.step_log, loop, self.progress)
+        return self.start.step if self.start is not None else 0
 
     def after_step(self, step: int) -> bool:
-        """Saves if a checkpoint is due after this step. Returns whether the training stops here."""
-        self.stopped = self._should_stop()
+        """Saves if a checkpoint is due after this step. Returns whether the training stops here.
+
+        Raises Diverged if weights or optimizer states are not numbers and train.on_nan=stop.
+        """
+        self.stopped, suspects = self._ask_all_ranks()
+        if suspects and self.divergence is not None:
+            self.divergence.confirm(step)
         every = self.cfg.save.every_steps
         if (self.stopped and self.possible) or (every and step % every == 0):
             self.save(step)
         return self.stopped
 
-    def _should_stop(self) -> bool:
-        """Whether a signal has reached any rank.
+    def after_training(self, step: int) -> None:
+        """Looks at weights and optimizer states after the last step. Every rank calls this, with the log flushed.
+
+        Raises Diverged if they are not numbers and train.on_nan=stop.
+        """
+        if self.divergence is not None:
+            self.divergence.at_end(step)
+
+    def is_whole(self, step: int) -> bool:
+        """Whether weights and optimizer states are numbers, so that they can be saved. Every rank calls this."""
+        return self.divergence is None or self.divergence.is_whole(step)
+
+    def _ask_all_ranks(self) -> tuple[bool, bool]:
+        """(whether a signal has reached any rank, whether any rank has read a loss that is no number).
 
         With several ranks the answer is one step old: the all-reduce of a step runs during the next step, so that no
         rank waits for it.
         """
-        if not self.cfg.save.on_signal or not collectives.is_distributed():
-            return self.stop.to_stop
-        stop = self._stop_on_any_rank is not None and self._stop_on_any_rank()
-        self._stop_on_any_rank = None if stop else collectives.any_rank(self.stop.to_stop)
-        return stop
+        suspects = self.divergence is not None and self.divergence.suspects()
+        if not collectives.is_distributed():
+            return self.stop.to_stop, suspects
+        listens, looks = self.cfg.save.on_signal, self.divergence is not None and self.divergence.stops
+        if not listens and not looks:
+            return self.stop.to_stop, False
+        stop, suspects_before = self._asked() if self._asked is not None else (False, False)
+        self._asked = None if stop else collectives.any_rank(self.stop.to_stop, suspects)
+        return stop if listens else self.stop.to_stop, suspects_before
 
     def stop_if_asked(self) -> None:
         """Between two parts of what follows the training: raises StopNow on all ranks if a signal has reached any.
 
         A single process needs no such point: there a signal raises StopNow itself.
         """
-        if collectives.is_distributed() and self._should_stop():
+        if collectives.is_distributed() and self._ask_all_ranks()[0]:
             raise StopNow
 
     def before_final_phase(self, step: int, evaluates: bool) -> None:
@@ -127,10 +152,17 @@ class Saver:
     def save(self, step: int, only_with_room: bool = False) -> None:
         """Writes a checkpoint. Every rank calls this. only_with_room: not where disk or memory have no room for it.
 
-        Raises OSError or SafetensorError if it cannot be written; earlier checkpoints are kept then.
+        Weights that are not numbers are never written, so the checkpoints before them stay: with train.on_nan=continue
+        one warning says so. Raises Diverged with train.on_nan=stop, and OSError or SafetensorError if the checkpoint
+        cannot be written; earlier checkpoints are kept then.
         """
         began = time.perf_counter()
         self.step_log.flush()
+        if not self.is_whole(step):
+            if not self.left_out:
+                self.left_out = True
+                self.progress.warn(f"no checkpoint is saved from step {step} on: weights are not numbers.")
+            return
         phase = self.progress.phase
         self.progress.enter("save", "saving", step=step, total=self.loop.total_steps)
         rank = collectives.rank_index()

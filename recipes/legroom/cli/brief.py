@@ -1,5 +1,6 @@
 """A finished run in about six lines: what happened, then what most want to know; --verbose adds every figure."""
 
+import math
 import os
 import re
 import shutil
@@ -11,6 +12,8 @@ from statistics import fmean, pvariance
 from legroom import invocation, units
 from legroom.cli import summary
 from legroom.config import GROUPS
+from legroom.machine import host
+from legroom.options import train
 from legroom.options.model import AUTO
 from legroom.records import checkpoint_files, model_card
 from legroom.records.record import FITS, Record, evaluated_in, quality, shown_status, verdict_of
@@ -200,23 +203,44 @@ def _model(outcome: Record, folder: Path) -> list[str]:
         return []
     if outcome.status != "ok":
         kept, lost = checkpoint_files.found(folder), outcome.status == "interrupted" and outcome.training.losses
+        if outcome.status == "diverged":
+            return [_wrapped("", line) for line in _last_good(outcome, kept)]
         if kept:
             return [f"  Go on: the same command with resume=latest, from step {checkpoint_files.step_of(kept[0])}"]
         return ["  Go on: not possible, for nothing was saved. save.every_steps=100 saves."] * bool(lost)
     kept = outcome.config["save"]["final"] and (folder / MODEL_FOLDER).is_dir()  # not that of a shorter training
     said = _not_learned(outcome, kept)
+    if outcome.config["save"]["final"] and outcome.training.diverged:
+        return ["  Model: not saved, since its weights are not numbers."]
     if not kept:
         return [*said, "  Model: not saved. Type save.final=true to keep what is trained."]
     use = model_card.usage(outcome, shorter(folder), invocation.command("chat"))
     return [*said, f"  Model: {shorter(folder / MODEL_FOLDER)}"] + [f"  Use it: {use}"] * (use is not None)
 
 
+def _last_good(outcome: Record, kept: list[Path]) -> list[str]:
+    """From which checkpoint a training that diverged can go on, and how. kept: the run's checkpoints, newest first."""
+    if not kept:
+        return ["Nothing is saved: no checkpoint was due before, and weights that are not numbers are never saved."]
+    step, losses = checkpoint_files.step_of(kept[0]), outcome.training.losses
+    loss = losses[step - 1] if 0 < step <= len(losses) else None
+    at = f"step {step}" + ("" if loss is None else f", at a loss of {loss:.4g}")
+    lines = [f"The last good checkpoint is of {at}: {shorter(kept[0])}"]
+    if outcome.error is not None and outcome.error.type == "Diverged":
+        rate = train.lower_rate(host.configuration(outcome.config))
+        again = f"resume=latest resume_allow=[learning_rate] train.learning_rate={rate:g}"
+        lines.append(f"Go on from it: the same command with {again}")
+    return lines
+
+
 def _not_learned(outcome: Record, kept: bool) -> list[str]:
     """A line where the loss rose over many steps by more than its noise, or of a model that is kept did not fall: the
     means of the first and the last quarter. Random ids of a model that is not kept are for the figures alone."""
-    losses = [loss for loss in outcome.training.losses or [] if loss is not None]
+    losses = [loss for loss in outcome.training.losses or [] if loss is not None and math.isfinite(loss)]
     count = max(1, len(losses) // 4)
     first, last = losses[:count], losses[-count:]
+    if outcome.training.diverged:  # a warning says what to type
+        return []
     if len(losses) < 2 or not (kept or outcome.config["data"]["name"] != "dummy"):
         return []
     before, after = fmean(first), fmean(last)

@@ -33,8 +33,8 @@ from legroom.records.record import Record, shown_status
 from legroom.third_party import hydra_private
 from legroom.units import MIB
 
-FINAL = {"ok", "oom", "refused"}  # results: not run again
-SUCCESS = {"ok", "oom", "preempted"}
+FINAL = {"ok", "oom", "diverged", "refused"}  # results: not run again
+SUCCESS = {"ok", "oom", "diverged", "preempted"}
 FROM_OUTSIDE = {"preempted", "interrupted", "killed", "timeout"}  # how a job ended that goes on from its checkpoints
 JOBS_FOLDER = ".jobs"
 WATCH_SECONDS = 0.5  # between two looks at the command from a process of its jobs

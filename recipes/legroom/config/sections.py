@@ -22,6 +22,7 @@ class Train:
     warmup_steps: int = at_least(0)
     seed: int = key(identity=(RUN, TRAINING), minimum=0, below=2**32)  # NumPy's bound
     log_seconds: float = at_least(0, identity=(RUN,))
+    on_nan: str = one_of("stop", "continue", identity=(RUN,))
 
 
 @dataclass

@@ -4,8 +4,9 @@ import traceback
 
 from legroom import errors
 from legroom.config import Config
-from legroom.errors import Refusal
+from legroom.errors import Diverged, NoStepTaken, Refusal
 from legroom.foresight import advice
+from legroom.options import train
 from legroom.records.record import Error
 
 # The last frame that matches decides the phase. (part of the file's path, function or None, phase)
@@ -20,6 +21,8 @@ FRAMES = (
     ("accelerate/optimizer.py", "step", "step"),
     ("torch/nn/utils/clip_grad.py", None, "step"),
 )
+
+RANGE_HINT = "The numbers of the forward pass are too large for this type: type precision=bf16, which has fp32's range."
 
 
 def phase_of(error: BaseException, coarse: str) -> str:
@@ -40,6 +43,9 @@ def describe(error: BaseException, coarse: str, cfg: Config) -> tuple[str, Error
         return "interrupted", Error(phase_of(error, coarse), "KeyboardInterrupt", "stopped by the user")
     if isinstance(error, Refusal):
         return "refused", Error(phase_of(error, coarse), "Refusal", message)
+    if isinstance(error, Diverged):
+        hint = RANGE_HINT if isinstance(error, NoStepTaken) else train.lower_rate_hint(cfg)
+        return "diverged", Error("step", type(error).__name__, message, hint)
     if errors.is_out_of_memory(error):
         return out_of_memory(cfg, phase_of(error, coarse), type(error).__name__, message)
     return "failed", Error(phase_of(error, coarse), type(error).__name__, message, failure_hint(error))

@@ -23,6 +23,7 @@ from legroom.machine import host, worker_environment
 from legroom.measure import device_memory, memory_breakdown
 from legroom.measure.step_log import StepLog
 from legroom.models import host_memory, quantized
+from legroom.options import train
 from legroom.parallelism import accelerate_plugins, unwrap
 from legroom.ranks import collectives, failure_store
 from legroom.ranks.rank_info import RankInfo
@@ -165,6 +166,7 @@ class TrainingRun:
             args, data = self.training.args, self.training.data
             loop.train(self.step_log, EvaluateThenSave(cfg, args, data, self.step_log, self.saver, self.progress))
             self.step_log.end()
+            self.saver.after_training(len(self.step_log.losses))
         except BaseException:
             self.step_log.end_after_failure()
             raise
@@ -176,7 +178,8 @@ class TrainingRun:
         if self.record.speed.data_wait_share is not None:  # on every rank or on none
             self.record.speed.data_wait_share = max(collectives.all_gather(self.record.speed.data_wait_share))
         if self.record.training.diverged:
-            self.progress.warn("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")
+            hint = train.lower_rate_hint(cfg)
+            self.progress.warn("the loss is not a number." + (f" {hint}" if hint else ""))
 
     def _note_figures(self) -> None:
         """Put what the training has measured so far into the record."""
@@ -199,7 +202,9 @@ class TrainingRun:
                 self.saver.stop_if_asked()
             else:
                 self.stop.stop_at_once()
-            if cfg.save.final:
+            if cfg.save.final and not self.saver.is_whole(steps):
+                self.progress.warn("no model is saved: its weights are not numbers.")
+            elif cfg.save.final:
                 self.progress.enter("save", "saving")
                 saver.save_final(cfg, self.loop, data, self.folder, self.progress.warn)
             if evaluates:

@@ -23,8 +23,15 @@ FINGERPRINTS = {
     "template": "the chat template (template) is",
     "tokenizer": "the tokenizer (tokenizer) is",
 }
-# What may lie in another place, as on another machine, where `resume_allow` names it.
-PLACES = {"data": ("data.path", "data.eval_path"), "model": ("model.pretrained",), "tokenizer": ("data.tokenizer",)}
+# The keys whose values may differ where `resume_allow` names them: data, model and tokenizer may lie in another place,
+# as on another machine; a training that diverged goes on from its last checkpoint at a lower rate.
+MAY_DIFFER = {
+    "data": ("data.path", "data.eval_path"),
+    "model": ("model.pretrained",),
+    "tokenizer": ("data.tokenizer",),
+    "learning_rate": ("train.learning_rate",),
+}
+ALLOWED = tuple(dict.fromkeys([*FINGERPRINTS, *MAY_DIFFER]))  # the names that `resume_allow` takes
 MOST_CHARACTERS = 200  # of a difference in a message
 NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them
 
@@ -53,9 +60,9 @@ def signature(config: Mapping[str, Any]) -> dict[str, Any]:
 def differences(ours: Mapping, theirs: Mapping, any_length: bool = False) -> list[str]:
     """Where two resolved configurations are not the same training, as 'key=ours (there theirs)'.
 
-    any_length: the keys that only say how long to train may differ. So may the places of what `resume_allow` names.
+    any_length: the keys that only say how long to train may differ. So may the keys of what `resume_allow` names.
     """
-    moved = {key for name in ours.get("resume_allow") or () for key in PLACES.get(name, ())}
+    moved = {key for name in ours.get("resume_allow") or () for key in MAY_DIFFER.get(name, ())}
     mine, other = signature(ours), signature(theirs)
     return [
         printable(f"{key}={mine.get(key)} (there {other.get(key)})"[:MOST_CHARACTERS])
@@ -84,8 +91,8 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A named folder that cannot be resumed, and names that no fingerprint has."""
-    names, known = cfg.resume_allow or [], ",".join(FINGERPRINTS)
-    if unknown := [name for name in names if name not in FINGERPRINTS]:
+    names, known = cfg.resume_allow or [], ",".join(ALLOWED)
+    if unknown := [name for name in names if name not in ALLOWED]:
         return [f"resume_allow has no {unknown[0]}. What may differ is of [{known}]."]
     if names and cfg.resume is None:
         return ["resume_allow is about what a resumed training goes on with: add resume=, or leave it out."]
@@ -127,8 +134,8 @@ def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False
         if same(to_dict(cfg), checkpoint_files.config_of(folder), any_length=True):
             step, run = checkpoint_files.step_of(folder), folder.parent.parent
             return [f"{problem} Type resume={run} to go on from step {step} with another length."]
-        names = [name for name, places in PLACES.items() if any(text.startswith(places) for text in others)]
-        allow = f" Type resume_allow=[{','.join(names)}] for what only lies in another place." if names else ""
+        names = [name for name, keys in MAY_DIFFER.items() if any(text.startswith(keys) for text in others)]
+        allow = f" Type resume_allow=[{','.join(names)}] if the other value is meant." if names else ""
         return [f"{problem} Give the same values, or another folder.{allow}"]
     return []
 

@@ -17,6 +17,22 @@ def default_learning_rate(cfg: Config) -> float | None:
     return cfg.adapter.learning_rate if cfg.adapter.is_used else pretrained
 
 
+def lower_rate(cfg: Config) -> float:
+    """The learning rate to try after a training that diverged: the default where the rate is far above it, or else a
+    tenth."""
+    rate, default = cfg.train.learning_rate or 0.0, default_learning_rate(cfg)
+    if default and rate > 10 * default:
+        return default
+    return rate / 10
+
+
+def lower_rate_hint(cfg: Config) -> str | None:
+    """What to type after a training that diverged; None where its rate is 0, so that it is not to blame."""
+    if not cfg.train.learning_rate:
+        return None
+    return f"Lower the learning rate, {cfg.train.learning_rate:g}: type train.learning_rate={lower_rate(cfg):g}."
+
+
 def resolve(cfg: Config) -> list[str]:
     """Fills in the learning rate and the schedule."""
     if cfg.train.schedule is None:

@@ -54,16 +54,17 @@ def barrier() -> None:
         any_rank(False)()
 
 
-def any_rank(value: bool) -> Callable[[], bool]:
-    """Start a logical OR over all ranks. Returns a function that waits for the result and returns it."""
-    flag = torch.tensor(int(value))  # on the CPU, so that the device is not waited for
-    work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
+def any_rank(*values: bool) -> Callable[[], list[bool]]:
+    """Start a logical OR of each value over all ranks. Returns a function that waits for the results and returns
+    them."""
+    flags = torch.tensor([int(value) for value in values])  # on the CPU, so that the device is not waited for
+    work = dist.all_reduce(flags, dist.ReduceOp.MAX, async_op=True)
 
-    def result() -> bool:
+    def results() -> list[bool]:
         work.wait()  # type: ignore[union-attr]  (None only without async_op)
-        return bool(flag)
+        return [bool(flag) for flag in flags]
 
-    return result
+    return results
 
 
 def all_reduce_sum(numbers: Sequence, device: torch.device | str) -> torch.Tensor:

@@ -20,7 +20,7 @@ NOT_COUNTED = (
 SCHEMA_VERSION = 1
 FITS, TIGHT, DOES_NOT_FIT = "fits", "tight", "does not fit"  # verdicts of an estimate
 STEP, EVALUATION = "step", "evaluation"  # what a verdict may be decided by
-STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
+STATUSES = ("ok", "oom", "diverged", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
 
 
 @dataclass

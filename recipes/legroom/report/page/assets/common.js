@@ -206,6 +206,6 @@ function statusText(record) {
   return record.status === "oom" ? "does not fit" : record.estimate.verdict === "tight" ? "tight" : record.status;
 }
 function chip(status) {
-  const good = /^(ok|preempted|yes|fits)/.test(status), bad = /oom|fail|killed|timeout|refused|not fit/.test(status);
+  const good = /^(ok|preempted|yes|fits)/.test(status), bad = /oom|diverged|fail|killed|timeout|refused|not fit/.test(status);
   return h("span", { class: "chip" + (good ? " good" : bad ? " bad" : /tight/.test(status) ? " tight" : "") }, status);
 }
