@@ -131,7 +131,7 @@ def test_a_sweeper_gets_no_number_of_a_run_that_diverged(diverged):
 
 # --- steps that were skipped ------------------------------------------------------------------------
 
-# The loss of some steps is not a number, and their gradients are those of another: as if fp16's scaler had skipped them.
+# The loss of some steps is not a number, and the weights are, as where fp16's gradient scaler has skipped a step.
 LOSS_IS_NO_NUMBER = """
 from legroom.training import accelerate_loop
 step, count = accelerate_loop.Loop.step, 0
@@ -181,12 +181,9 @@ def test_any_weight_or_state_that_is_no_number_is_found():
     loop = trained("adamw")
     assert divergence.first_not_finite(loop) is None
     weights = dict(loop.model.named_parameters())
-    states = {
-        f"{name}/{key}": value
-        for name, weight in weights.items()
-        for key, value in loop.optimizer.state[weight].items()
-    }
-    for name, tensor in (weights | states).items():
+    states = [(name, loop.optimizer.state[weight]) for name, weight in weights.items()]
+    tensors = weights | {f"{name}/{key}": value for name, state in states for key, value in state.items()}
+    for name, tensor in tensors.items():
         if not tensor.dim():
             continue
         for value in (math.nan, math.inf, -math.inf):

@@ -34,10 +34,10 @@ def made(plain, tmp_path):
     def made(every=None, final=False, on_signal=True, start=None, mode="single", folder=tmp_path, evaluated=None):
         save = SimpleNamespace(every_steps=every, final=final, on_signal=on_signal, keep=2)
         cfg = SimpleNamespace(save=save, resume=None, parallelism=SimpleNamespace(name=mode))
-        cfg.eval = SimpleNamespace(precision=evaluated)
+        cfg.eval, cfg.train = SimpleNamespace(precision=evaluated), SimpleNamespace(on_nan="stop")
         warned = []
         progress = SimpleNamespace(warn=warned.append, phase="train", enter=lambda *each, **more: warned.append(each))
-        found = Made(cfg, None, folder, progress, StopRequest(), start, {})
+        found = Made(cfg, SimpleNamespace(losses=[]), folder, progress, StopRequest(), start, {})
         found.written, found.warned = [], warned
         return found
 

@@ -51,7 +51,7 @@ def folder_with(root: Path, content: Record | str | None, checkpoint: bool = Tru
 @pytest.mark.parametrize("status", record.STATUSES)
 def test_only_results_are_final(tmp_path, status):
     found = sweep.final_record(folder_with(tmp_path, ended(status)))
-    assert (found is not None) is (status in ("ok", "oom", "refused"))
+    assert (found is not None) is (status in ("ok", "oom", "diverged", "refused"))
 
 
 @pytest.mark.parametrize(
@@ -229,4 +229,5 @@ def test_a_task_notes_its_start_and_leaves_its_lines_to_the_command(played, caps
 
 def test_the_codes_are_those_of_the_documentation():
     assert (exit_codes.REFUSED, exit_codes.OUT_OF_MEMORY, exit_codes.INTERRUPTED) == (2, 3, 130)
-    assert exit_codes.OF_STATUS == {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
+    by_status = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "diverged": 4, "interrupted": 130}
+    assert dict(exit_codes.OF_STATUS) == by_status

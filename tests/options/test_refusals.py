@@ -237,7 +237,7 @@ REST = [
     ("tracker=wandb tracker.mode=odd", "tracker.mode=odd is not one of online"),
     ("tracker=wandb tracker.project=a/b", "tracker.project=a/b cannot be a project's name"),
     ("resume_allow=[data]", "resume_allow is about what a resumed training goes on with"),
-    ("resume_allow=[zzzz] resume=latest", "What may differ is of [data,model,template,tokenizer]"),
+    ("resume_allow=[zzzz] resume=latest", "What may differ is of [data,model,template,tokenizer,learning_rate]"),
     ("launch.timeout_seconds=0", "launch.timeout_seconds and launch.memory_limit_gib must be above 0"),
     ("save.every_steps=1 save.keep=0", "save.keep=0 is too small: it must be at least 1"),
 ]
