@@ -233,11 +233,17 @@ def test_a_tensor_that_is_mapped_to_a_file_stays_inside(namespaces, world, scrat
     assert contents(world) == before
 
 
-@pytest.mark.parametrize("folder", ["/dev/shm", "/var/tmp", tempfile.gettempdir(), os.path.expanduser("~")])
-def test_folders_that_everybody_writes_in(namespaces, scratch, folder):
-    path = f"{folder}/legroom-test-{os.getpid()}"
-    run("import sys; open(sys.argv[1], 'w').write('x'); assert open(sys.argv[1]).read() == 'x'", scratch, path)
-    assert not os.path.exists(path)
+def test_folders_that_everybody_writes_in(namespaces, scratch):
+    folders = ("/dev/shm", "/var/tmp", tempfile.gettempdir(), os.path.expanduser("~"))
+    files = [f"{folder}/legroom-test-{os.getpid()}" for folder in folders]
+    writing = """
+        import sys
+        for path in sys.argv[1:]:
+            open(path, "w").write("x")
+            assert open(path).read() == "x"
+        """
+    run(writing, scratch, *files)
+    assert not any(map(os.path.exists, files))
 
 
 def test_the_shared_folder_brings_results_back(namespaces, world, scratch):
@@ -499,6 +505,20 @@ def test_a_protection_says_what_it_holds_back():
     assert sandbox.protection(("none",)).kind == "none"
 
 
+@pytest.mark.skipif(not IS_ROOT, reason="a user may not forbid namespaces")
+def test_where_namespaces_are_forbidden_it_is_said_what_allows_them():
+    said = "from legroom.check import sandbox; print(sandbox.protection().sentence)"
+    forbidding = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "sh", "-c", forbidding, "sh", sys.executable, "-c", said],
+        env=os.environ | {"PYTHONPATH": str(paths.SOURCE)},
+        capture_output=True,
+        text=True,
+    )
+    assert "sudo sysctl user.max_user_namespaces=10000 allows them" in done.stdout, done.stderr
+    assert "Landlock" in done.stdout or "real" in done.stdout
+
+
 def test_the_exit_status_and_the_signal_are_those_of_the_command(namespaces, scratch):
     assert run("raise SystemExit(7)", scratch, check=False).returncode == 7
     assert run("import os; os.kill(os.getpid(), 11)", scratch, check=False).returncode == -signal.SIGSEGV
@@ -533,8 +553,9 @@ def test_a_descriptor_that_is_passed_closes_with_the_command(namespaces, scratch
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can mount file systems outside a sandbox")
 def test_every_mount_is_covered(namespaces, world, scratch):
-    """A writable mount below the working directory, one below that, a read-only one, a file, and one over another."""
-    for name in ("data", "fixed", "twice"):
+    """A writable mount below the working directory, one below that, a read-only one, a file, one over another, and an overlay
+    of overlays, which takes no further one."""
+    for name in ("data", "fixed", "twice", "stacked"):
         (world / name).mkdir()
     mounting = """
         set -e
@@ -543,6 +564,9 @@ def test_every_mount_is_covered(namespaces, world, scratch):
         mount -t tmpfs none fixed; echo outside > fixed/rows
         mount --bind other.txt kept.txt
         mount -t tmpfs none twice; echo hidden > twice/rows; mount -t tmpfs none twice; echo outside > twice/rows
+        mkdir data/0 data/1 data/2 data/3 data/4; echo outside > data/0/rows
+        mount -t overlay -o lowerdir=data/0:data/1 none data/2
+        mount -t overlay -o lowerdir=data/2,upperdir=data/3,workdir=data/4 none stacked
         "$@"
         test "$(cat data/rows data/deeper/rows twice/rows | sort -u)" = outside
         """
@@ -555,7 +579,7 @@ def test_every_mount_is_covered(namespaces, world, scratch):
         try: socket.socket(socket.AF_UNIX).connect("fixed/socket")
         except ConnectionRefusedError: pass
         else: raise AssertionError("fixed/socket")
-        for path in ("fixed/rows", "fixed/new", "kept.txt"):
+        for path in ("fixed/rows", "fixed/new", "kept.txt", "stacked/rows"):
             try: open(path, "w")
             except OSError: continue
             raise AssertionError(path)
@@ -570,6 +594,7 @@ def test_every_mount_is_covered(namespaces, world, scratch):
         subprocess.run(["mount", "-o", "remount,ro", "fixed"], check=True)
         command = [sys.executable, "-c", sys.argv[2]]
         with sandbox.start(command, environment={}, folder=Path(sys.argv[1]), kind="namespaces") as sandboxed:
+            assert sandboxed.read_only == [str(Path("stacked").resolve())], sandboxed.read_only
             sys.exit(sandboxed.wait())
         """
     inner = [sys.executable, "-c", textwrap.dedent(driver), str(scratch), textwrap.dedent(writing)]

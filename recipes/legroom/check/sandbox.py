@@ -31,6 +31,14 @@ KINDS: tuple[Kind, ...] = ("namespaces", "landlock", "none")
 WRITABLE_UNDER_LANDLOCK = ("/dev/shm", "/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts")
 DEFAULT_RENDEZVOUS_PORT = 29500
 LONGEST_PATH = 4096
+# Settings of kernels that forbid namespaces to users without privileges: (what forbids them, what allows them).
+SETTINGS = {
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),  # Ubuntu
+    "kernel.unprivileged_userns_clone": ("0", "1"),  # Debian
+    "user.max_user_namespaces": ("0", "10000"),  # Red Hat
+}
+CONTAINER = ("/.dockerenv", "/run/.containerenv")
+CONTAINER_OPTIONS = " ".join(f"--security-opt {name}=unconfined" for name in ("seccomp", "apparmor", "systempaths"))
 ENDING_SECONDS = 10  # what the supervisor may take to end the processes before it is ended itself
 _SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); from legroom.check import supervisor; supervisor.main()"
 
@@ -229,7 +237,8 @@ def _tried(kind: Kind) -> tuple[str | None, tuple[str, ...]]:
             with start(command, environment={}, folder=folder, kind=kind, stderr=subprocess.DEVNULL) as tried:
                 status = tried.wait()
         except NotGiven as error:
-            return error.reason, ()
+            allowing = _what_allows_namespaces() if kind == "namespaces" else ""
+            return error.reason + allowing, ()
         except OSError as error:
             return first_line(error), ()
         if outside.stat().st_size:
@@ -239,6 +248,16 @@ def _tried(kind: Kind) -> tuple[str | None, tuple[str, ...]]:
         if kind == "namespaces" and status:
             return f"{tempfile.gettempdir()} takes no overlay", ()
         return None, tuple(tried.read_only)
+
+
+def _what_allows_namespaces() -> str:
+    for name, (forbids, allows) in SETTINGS.items():
+        with suppress(OSError):
+            if Path("/proc/sys", name.replace(".", "/")).read_text().strip() == forbids:
+                return f"; sudo sysctl {name}={allows} allows them"
+    if any(os.path.exists(path) for path in CONTAINER):
+        return f"; docker run {CONTAINER_OPTIONS} allows them"
+    return ""
 
 
 def _sentence(kind: Kind, read_only: Sequence[str], network: bool, reasons: list[str]) -> str:
