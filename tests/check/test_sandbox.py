@@ -16,6 +16,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -478,6 +479,22 @@ DRIVER = """
     """
 
 
+def test_a_fork_of_the_process_that_started_it_keeps_nothing_alive(namespaces, scratch):
+    """multiprocessing forks, and a fork holds all that was open."""
+    with sandbox.start([sys.executable, "-c", SLEEP], environment={}, folder=scratch) as sandboxed:
+        stop_read, stop = os.pipe()
+        fork = os.fork()
+        if fork == 0:
+            os.close(stop)
+            os.read(stop_read, 1)
+            os._exit(0)
+        start = time.perf_counter()
+        sandboxed.kill()
+        assert time.perf_counter() - start < 5
+        os.close(stop)
+        os.waitpid(fork, 0)
+
+
 @pytest.mark.parametrize("kind", ["namespaces", "landlock", "none"])
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_the_sandbox_ends_with_the_process_that_started_it(scratch, kind, ending):
@@ -553,8 +570,8 @@ def test_a_descriptor_that_is_passed_closes_with_the_command(namespaces, scratch
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can mount file systems outside a sandbox")
 def test_every_mount_is_covered(namespaces, world, scratch):
-    """A writable mount below the working directory, one below that, a read-only one, a file, one over another, and an overlay
-    of overlays, which takes no further one."""
+    """A writable mount below the working directory, one below that, a read-only one, a file, one over another, and an
+    overlay of overlays, which takes no further one."""
     for name in ("data", "fixed", "twice", "stacked"):
         (world / name).mkdir()
     mounting = """

@@ -290,15 +290,18 @@ def _mount_overlay(target: str, **layers: list[str]) -> bool:
             opened = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in folders]
             descriptors += opened
             options.append(f"{name}={':'.join(f'/proc/self/fd/{each}' for each in opened)}")
-        if "upperdir" in layers:
-            options.append("volatile")  # nobody waits until the layer is on the disk
-        libc.mount("overlay", target, "overlay", libc.MS_NOSUID | libc.MS_NODEV, ",".join(options))
-    except OSError:
+        # volatile: nobody waits until the layer is on the disk; some kernels have overlays for any user and not this.
+        for further in (["volatile"], []) if "upperdir" in layers else ([],):
+            with suppress(OSError):
+                flags = libc.MS_NOSUID | libc.MS_NODEV
+                libc.mount("overlay", target, "overlay", flags, ",".join([*options, *further]))
+                return True
+        return False
+    except OSError:  # a folder that this user cannot open
         return False
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return True
 
 
 def own_addresses() -> list[str]:

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -39,6 +42,7 @@ SETTINGS = {
 }
 CONTAINER = ("/.dockerenv", "/run/.containerenv")
 CONTAINER_OPTIONS = " ".join(f"--security-opt {name}=unconfined" for name in ("seccomp", "apparmor", "systempaths"))
+STARTING_SECONDS = 60  # a network file system that does not answer holds it up
 ENDING_SECONDS = 10  # what the supervisor may take to end the processes before it is ended itself
 _SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); from legroom.check import supervisor; supervisor.main()"
 
@@ -86,7 +90,9 @@ class Sandboxed:
     def kill(self) -> None:
         """End every process, and wait until they are gone."""
         if self._control is not None:
-            os.close(self._control)  # the supervisor notices, as if this process had ended
+            with suppress(BrokenPipeError):  # it has ended
+                os.write(self._control, b"end\n")
+            os.close(self._control)
             self._control = None
         try:
             self._process.wait(ENDING_SECONDS)
@@ -170,11 +176,11 @@ def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int
     os.close(control_read)
     os.close(reports)
     known: dict[str, Any] = {}
-    with open(reports_read) as file:
+    with open(reports_read, "rb", buffering=0) as file:
         try:
             with suppress(BrokenPipeError), open(control, "w", closefd=False) as asking:
                 asking.write(json.dumps(asked) + "\n")
-            for line in file:
+            for line in _all_of(file, STARTING_SECONDS).splitlines():
                 known |= json.loads(line)
         except BaseException:  # Ctrl-C
             os.close(control)
@@ -187,6 +193,20 @@ def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int
     if "command" in known:
         raise OSError(known["command"], os.strerror(known["command"]), known["path"])
     raise NotGiven(asked["kind"], known.get("refused", "its first process ended"))
+
+
+def _all_of(file: FileIO, seconds: float) -> bytes:
+    """What is written into a pipe until nobody holds its other end, or the time is over."""
+    content = b""
+    end = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(file, selectors.EVENT_READ)
+        while selector.select(max(0.0, end - time.monotonic())):
+            read = file.read(4096)
+            if not read:
+                return content
+            content += read
+    return json.dumps({"refused": f"it was not ready after {seconds} seconds"}).encode()
 
 
 def _paths_in_use(cwd: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import resource
+import selectors
 import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,13 +33,14 @@ NOT_FOUND = 127  # the exit status of shells for a command that could not be sta
 
 
 def main() -> NoReturn:
-    """arguments: descriptors. The first gives one line of JSON and ends with `legroom check`; the second takes a line
-    for each thing that is to be known of the start, and ends when the command has started, or has failed to."""
+    """arguments: descriptors. The first gives one line of JSON; when another line comes, or `legroom check` has ended,
+    the command is ended. The second takes a line for each thing that is to be known of the start, and ends when the
+    command has started, or has failed to."""
     control, reports = int(sys.argv[1]), int(sys.argv[2])
     for descriptor in (control, reports):
         os.set_inheritable(descriptor, False)
-    with open(control, closefd=False) as file:
-        asked = json.loads(file.readline())
+    with open(control, "rb", buffering=0, closefd=False) as file:
+        asked = json.loads(_line(file))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the descriptor below is written to
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -48,6 +51,17 @@ def main() -> NoReturn:
     else:
         end = _as_child(asked, control, reports, woken)
     _end_as(end)
+
+
+def _line(file: FileIO) -> bytes:
+    """The first line, and nothing behind it."""
+    content = b""
+    while not content.endswith(b"\n"):
+        read = file.read(65536)
+        if not read:
+            os._exit(1)  # `legroom check` has ended before it asked
+        content += read
+    return content
 
 
 def _report(reports: int, **known: Any) -> None:
@@ -85,19 +99,22 @@ def _let_go(asked: dict[str, Any]) -> None:
 
 def _wait(process: int, control: int, woken: int, stop: Callable[[], None]) -> int:
     """The wait status of a child; `stop` is called when `legroom check` has ended, or wants the command to end."""
-    waiting = [control, woken]
-    while True:
-        ended, status = os.waitpid(-1, os.WNOHANG)
-        if ended == process:
-            return status
-        if ended == 0:
-            ready, _, _ = select.select(waiting, [], [])
-            if woken in ready:
-                with suppress(BlockingIOError):
-                    os.read(woken, 4096)
-            if control in ready and not os.read(control, 4096):
-                waiting.remove(control)
-                stop()
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == process:
+                return status
+            if ended:
+                continue
+            for key, _ in selector.select():
+                if key.fd == control:
+                    selector.unregister(control)
+                    stop()
+                else:
+                    with suppress(BlockingIOError):
+                        os.read(woken, 4096)
 
 
 def _end_as(status: int) -> NoReturn:
@@ -106,8 +123,6 @@ def _end_as(status: int) -> NoReturn:
         number = os.WTERMSIG(status)
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
-        import resource
-
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
@@ -117,10 +132,12 @@ def _execute(asked: dict[str, Any], reports: int) -> None:
     """Become the command."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    with suppress(ValueError, OSError):
+        # Also where the kernel hands core dumps to a program outside: to that it gives none where the limit is 1.
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     try:
         os.chdir(asked["cwd"])
-        environment = asked["environment"]
-        os.execvpe(asked["command"][0], asked["command"], environment)
+        os.execvpe(asked["command"][0], asked["command"], asked["environment"])
     except OSError as error:
         _report(reports, command=error.errno, path=str(error.filename or asked["command"][0]))
         os._exit(NOT_FOUND)
