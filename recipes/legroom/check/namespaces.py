@@ -37,6 +37,8 @@ LOOK_UPS = (
 )
 # Little is written there, and a layer in memory is made and removed faster than one on a disk.
 SYSTEM = {"/boot", "/etc", "/lost+found", "/media", "/opt", "/run", "/srv", "/usr"}
+# Mounts of other containers, some hundred of them on some machines: they become read-only together.
+CONTAINERS = {"/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet"}
 # A folder that is made anew entry by entry has at most so many; a fuller one becomes read-only.
 MOST_ENTRIES = 1000
 MOST_COPIED_BYTES, MOST_COPIED_BYTES_IN_ALL = 1 << 20, 64 << 20
@@ -101,7 +103,7 @@ class Tree:
         """Put what lies at `path` into the new tree."""
         if path == "/proc":
             self._processes()
-        elif path == "/sys":
+        elif path == "/sys" or path in CONTAINERS:
             self._bind_read_only(path)
         elif path == "/dev":
             pass  # made when the rest stands

@@ -65,7 +65,8 @@ def _line(file: FileIO) -> bytes:
 
 
 def _report(reports: int, **known: Any) -> None:
-    os.write(reports, json.dumps(known).encode() + b"\n")
+    with suppress(BrokenPipeError):  # `legroom check` has ended, and this process will
+        os.write(reports, json.dumps(known).encode() + b"\n")
 
 
 def _reason(error: OSError) -> str:
@@ -123,18 +124,22 @@ def _end_as(status: int) -> NoReturn:
         number = os.WTERMSIG(status)
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _dump_no_core()
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 
 
+def _dump_no_core() -> None:
+    """Also where the kernel hands core dumps to a program outside: it hands none over where the limit is 1."""
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+
+
 def _execute(asked: dict[str, Any], reports: int) -> None:
     """Become the command."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    with suppress(ValueError, OSError):
-        # Also where the kernel hands core dumps to a program outside: to that it gives none where the limit is 1.
-        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    _dump_no_core()
     try:
         os.chdir(asked["cwd"])
         os.execvpe(asked["command"][0], asked["command"], asked["environment"])
@@ -231,8 +236,10 @@ def _in_namespaces(asked: dict[str, Any], control: int, reports: int, woken: int
     for descriptor in (ended, unshared, named_read):
         os.close(descriptor)
     if os.read(unshared_read, 1):
-        mapped = _name_users(process)
-        os.write(named, json.dumps(mapped).encode())
+        try:
+            os.write(named, json.dumps(_name_users(process)).encode())
+        except OSError as error:
+            _report(reports, refused=_reason(error))
     os.close(named)
     os.close(reports)
     _let_go(asked)
@@ -277,8 +284,7 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
         return
     os.write(unshared, b"u")
     answer = os.read(named, 256)
-    if not answer:
-        _report(reports, refused="no user has a name in a new user namespace")
+    if not answer:  # the supervisor has said why
         return
     mapped = json.loads(answer)
 
