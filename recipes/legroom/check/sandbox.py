@@ -32,6 +32,11 @@ from legroom.errors import Refusal, first_line
 Kind = Literal["namespaces", "landlock", "none"]
 KINDS: tuple[Kind, ...] = ("namespaces", "landlock", "none")
 WRITABLE_UNDER_LANDLOCK = ("/dev/shm", "/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts")
+# Libraries write there on their own account; a cache that is also read, as the hub's, stays where it is.
+CACHES_UNDER_LANDLOCK = (
+    *("CUDA_CACHE_PATH", "MPLCONFIGDIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"),
+    *("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_DIR"),
+)
 DEFAULT_RENDEZVOUS_PORT = 29500
 LONGEST_PATH = 4096
 # Settings of kernels that forbid namespaces to users without privileges: (what forbids them, what allows them).
@@ -129,7 +134,9 @@ def start(
     Args:
         command: the program, found on the PATH of `environment`, and its arguments.
         environment: all of the command's environment; no other process of ours gets it (LD_PRELOAD).
-        folder: what the command writes here, we can read. Under Landlock its temporary files go here too (TMPDIR).
+        folder: what the command writes here, we can read. The layers lie here while it runs. What it writes elsewhere
+            below the same top folder is kept in memory, so a folder in /tmp is better than one in the home folder.
+            Under Landlock its temporary files go here too (TMPDIR).
         stdout, stderr, pass_fds: as of subprocess.Popen; the command's standard input is empty.
         network: the machine's network, with whatever the command sends.
         cwd: the working directory; by default ours.
@@ -155,7 +162,8 @@ def start(
     if chosen == "landlock":
         temporary = folder / "tmp"
         temporary.mkdir(exist_ok=True)
-        asked["environment"] |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary))
+        caches = {name: str(temporary) for name in CACHES_UNDER_LANDLOCK if name not in environment}
+        asked["environment"] |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)) | caches
         asked["writable"] = [str(folder), *WRITABLE_UNDER_LANDLOCK]
         asked["ports"] = _rendezvous_ports(environment)
     return _supervised(asked, stdout, stderr)
