@@ -7,13 +7,11 @@ import json
 
 import pytest
 import torch
-import transformers
 from conftest import compose
 from made_up_records import job
 from safetensors.torch import save_file
-from torch import nn
 
-from legroom.checkpoint import fingerprints, merged, newest, reopened, saved_values, saver
+from legroom.checkpoint import saved_values, saver
 from legroom.checkpoint.shard_reader import ShardReader
 from legroom.checkpoint.state import random_states
 from legroom.checkpoint.stop_request import StopNow, StopRequest
@@ -22,7 +20,7 @@ from legroom.data.dataset import Data
 from legroom.errors import Refusal
 from legroom.options import resume
 from legroom.records import checkpoint_files, model_card, run_folder
-from legroom.records.checkpoint_files import BrokenCheckpoint, Checkpoint
+from legroom.records.checkpoint_files import Checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -140,37 +138,6 @@ def test_a_configuration_that_is_not_complete_is_of_another_training(plain, tmp_
     assert "saved by another training: it is of another version, or not complete." in problem
 
 
-@pytest.mark.parametrize("harm", [lambda values: values.pop("batch"), lambda values: values.update(batch=3)])
-def test_the_worker_skips_a_checkpoint_whose_configuration_is_not_complete(plain, tmp_path, harm):
-    cfg = copy.deepcopy(plain)
-    cfg.resume = resume.LATEST
-    values = copy.deepcopy(to_dict(cfg))
-    assert newest._of_this_training(cfg, Checkpoint(tmp_path, 1, [{"config": values}])).step == 1
-    harm(values)
-    with pytest.raises(BrokenCheckpoint, match="another training: its configuration is not complete"):
-        newest._of_this_training(cfg, Checkpoint(tmp_path, 1, [{"config": values}]))
-
-
-def test_a_model_of_the_hub_that_was_not_downloaded_has_no_folder(tmp_path):
-    assert fingerprints._folder(str(tmp_path)) == tmp_path
-    assert fingerprints._folder("nobody/nothing") is None and fingerprints._folder("no id at all") is None
-
-
-def test_frozen_weights_are_sampled_from_their_first_byte_to_their_last(tmp_path):
-    def seen(weight):
-        save_file({"w": weight}, tmp_path / "model.safetensors")
-        return fingerprints._weights(tmp_path)
-
-    weight = torch.zeros(3 * 1024 + 256, dtype=torch.uint8)
-    known = [seen(weight)]
-    for at in (0, 255, 1024, 1279, 2048, 2303, 3072, 3327):  # the ends of four samples
-        changed = weight.clone()
-        changed[at] = 1
-        known.append(seen(changed))
-    assert len({str(each) for each in known}) == 9 and seen(weight) == known[0]
-    assert seen(torch.zeros(3)) != seen(torch.ones(3)), "smaller than a sample"
-
-
 def test_a_run_whose_folder_a_machine_does_not_see_saves_nothing(plain):
     made = copy.deepcopy(plain)
     made.save.every_steps = 2
@@ -194,48 +161,6 @@ def test_a_signal_before_the_last_step_stops_what_comes_after_it_at_once():
 
 
 # --- the saved model -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error,said", [(torch.OutOfMemoryError("CUDA"), None), (KeyError("x"), r"opened \(KeyError")])
-def test_a_model_without_room_to_be_opened_is_not_compared_and_a_broken_one_is_said(error, said):
-    def load():
-        raise error
-
-    if said is None:
-        assert reopened._opened(load) is None
-    else:
-        with pytest.raises(reopened.SavedWrong, match=f"the saved model cannot be {said}"):
-            reopened._opened(load)
-
-
-def test_a_tensor_of_another_shape_or_of_other_bits_is_another():
-    zero, nan = torch.zeros(2), torch.tensor([0.0, float("nan")])
-    assert reopened._same(zero, zero.clone()) and reopened._same(nan, nan.clone())
-    assert not reopened._same(zero, torch.zeros(2, 1)) and not reopened._same(zero, -zero)
-    assert reopened._same(torch.tensor([1.001]), torch.tensor([1.001], dtype=torch.bfloat16))
-
-
-def test_a_model_that_memory_has_no_room_for_is_said_to_be_not_compared(tmp_path, monkeypatch):
-    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16)
-    model = transformers.GPT2LMHeadModel(config)
-    model.save_pretrained(tmp_path)
-    monkeypatch.setattr(reopened, "_opened", lambda _: None)
-    weights = model.state_dict()
-    assert reopened.check(tmp_path, model, weights, "language_modelling", None, False) == reopened.NO_MEMORY
-
-
-def test_dora_is_merged_as_it_computes():
-    peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
-    torch.manual_seed(0)
-    model = peft.get_peft_model(
-        nn.Sequential(nn.Linear(8, 6)), peft.LoraConfig(r=2, target_modules=["0"], use_dora=True)
-    )
-    layer = model.base_model.model[0]
-    nn.init.normal_(layer.lora_B["default"].weight)
-    rows = torch.randn(4, 8)
-    weight = merged._with_adapter(layer, layer.base_layer.weight.detach())
-    assert weight.dtype == torch.float32 and not torch.equal(weight, layer.base_layer.weight)
-    torch.testing.assert_close(rows @ weight.T + layer.base_layer.bias, layer(rows))
 
 
 def test_a_card_that_cannot_be_written_costs_no_model(tmp_path):

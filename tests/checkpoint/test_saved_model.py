@@ -13,7 +13,6 @@ from conftest import compose, small
 
 from legroom.checkpoint import merged, reopened, saver
 from legroom.data import dataset
-from legroom.machine import host
 from legroom.models import builder
 from legroom.records import checkpoint_files, run_folder
 
@@ -143,17 +142,6 @@ def test_opening_an_adapter_again_changes_nothing(train, recipe):
     assert saved.record.memory.peak_tensor_bytes == alone.record.memory.peak_tensor_bytes
 
 
-@pytest.fixture
-def checked(tied, monkeypatch):
-    """checked() -> what `reopened.check` says of that llama."""
-    model = transformers.LlamaForCausalLM.from_pretrained(tied)
-
-    def checked():
-        return reopened.check(tied, model, model.state_dict(), "language_modelling", torch.tensor([1, 2, 3]), False)
-
-    return checked
-
-
 def test_another_configuration_gives_other_logits(tied, tmp_path):
     trained = transformers.LlamaForCausalLM.from_pretrained(tied)
     trained.save_pretrained(tmp_path)
@@ -176,23 +164,6 @@ def test_a_weight_that_only_one_of_the_two_has_is_named(tied, monkeypatch, more_
             patch.setattr(reopened, "_opened", lambda load: opened)
         with pytest.raises(reopened.SavedWrong, match="another extra than"):
             reopened.check(tied, model, weights, "language_modelling", None, False)
-
-
-def test_a_model_that_cannot_be_compared_here_is_no_failure(checked, monkeypatch):
-    assert checked() is None
-    monkeypatch.setattr(reopened, "_logits", lambda *_: torch.rand(3, 8))  # hashes drawn anew, as Reformer's
-    assert checked() is None
-    monkeypatch.setattr(reopened, "_logits", lambda *_: 1 / 0)  # a kernel that only a GPU has
-    assert "not compared" in checked()
-    monkeypatch.setattr(host, "free_memory_bytes", lambda: 1000)  # of a container; the machine has more
-    assert checked() == reopened.NO_MEMORY
-
-
-@pytest.mark.parametrize("free,word", [(10**9, None), (100, "memory")])
-def test_a_checkpoint_that_nobody_asked_for_needs_room_on_the_host(tmp_path, monkeypatch, free, word):
-    monkeypatch.setattr(host, "free_memory_bytes", lambda: free)
-    lacking = saver._without_room(tmp_path, {"weights": {"a": torch.ones(100)}, "optimizer": {}})
-    assert lacking is None if word is None else word in lacking
 
 
 @pytest.mark.parametrize("every", [None, 2])

@@ -22,7 +22,7 @@ from processes import children_with
 
 from legroom.cli import commands
 from legroom.cli.app import child, command, model_name
-from legroom.cli.app.estimates import MOST_SIMULATIONS, Estimates, NotWanted, _failed
+from legroom.cli.app.estimates import Estimates, NotWanted, _failed
 from legroom.cli.app.form import MODES, MOST_CONFIG_BYTES, Form
 from legroom.cli.app.server import MOST_BYTES, Server
 from legroom.errors import Refusal
@@ -388,7 +388,7 @@ def forked(tmp_path, monkeypatch):
     """forked(answer) -> estimates whose processes are forked from this one and run `answer`."""
 
     def forked(answer):
-        monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
+        monkeypatch.setattr(Estimates, "import_libraries", lambda _: None)
         monkeypatch.setattr(estimate_worker, "answer", answer)
         made = Estimates(tmp_path / "estimates")
         made._context = multiprocessing.get_context("fork")
@@ -399,55 +399,6 @@ def forked(tmp_path, monkeypatch):
 
 def _wait(*_):
     signal.pause()
-
-
-def test_an_estimate_ends_with_the_client_that_asked_and_with_the_app(forked):
-    estimates, started = forked(_wait), time.monotonic()
-    with pytest.raises(NotWanted):
-        estimates.answer(["x"], gone=lambda: bool(multiprocessing.active_children()))
-    assert not multiprocessing.active_children() and not estimates._running
-    thread = threading.Thread(target=lambda: pytest.raises(NotWanted, estimates.answer, ["x"]), daemon=True)
-    thread.start()
-    while not multiprocessing.active_children():
-        assert time.monotonic() < started + 20
-    estimates.close()
-    thread.join(10)
-    assert not thread.is_alive() and not multiprocessing.active_children()
-    with pytest.raises(NotWanted):
-        estimates.answer(["y"])
-
-
-def test_answers_are_kept_and_the_oldest_are_forgotten_with_their_pages(forked, monkeypatch):
-    def answer(overrides, folder, pipe, advise):
-        if overrides == ["dies"]:
-            os._exit(3)
-        folder.mkdir()
-        (folder / "page.html").write_text(overrides[0])
-        pipe.send({"record": {}})
-
-    monkeypatch.setattr("legroom.cli.app.estimates.MOST_KEPT", 2)
-    estimates = forked(answer)
-    assert estimates.answer(["dies"])["failed"] == "the process of the estimate has ended (exit code 3)."
-    a, b = (estimates.answer([name]) for name in "ab")
-    assert estimates.answer(["a"]) is a, "it is the newest now"
-    c = estimates.answer(["c"])
-    assert [estimates.page(each["page"]) for each in (a, b, c)] == [b"a", None, b"c"]
-    estimates._free[False] = threading.BoundedSemaphore(0)
-    with pytest.raises(NotWanted):
-        estimates.answer(["d"], gone=lambda: True)
-    assert estimates.answer(["c"]) is c, "which no process is needed for"
-
-
-def test_of_the_simulations_the_newest_are_kept(tmp_path):
-    (tmp_path / child.SHARED).mkdir()
-    for number in range(MOST_SIMULATIONS + 2):
-        path = tmp_path / child.SHARED / str(number)
-        path.touch()
-        os.utime(path, (number, number))
-    (tmp_path / child.SHARED / "5.part").touch()  # one that is being written
-    Estimates._forget_simulations(SimpleNamespace(folder=tmp_path))
-    left = {path.name for path in (tmp_path / child.SHARED).iterdir()}
-    assert left == {*map(str, range(2, MOST_SIMULATIONS + 2)), "5.part"}
 
 
 @pytest.mark.parametrize("how, code", [("the app has ended", signal.SIGKILL), ("time", signal.SIGALRM)])
@@ -537,7 +488,7 @@ def test_an_address_that_others_reach_is_said_and_the_page_opened(monkeypatch, t
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(command.worker_environment, "prepare", lambda *_: None)
-    monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
+    monkeypatch.setattr(Estimates, "import_libraries", lambda _: None)
     monkeypatch.setattr(Server, "serve_forever", lambda _: None)
     for words in ([], ["--open"]):
         assert command.main(["--port", "0", "--host", host, *words]) == 0
@@ -551,7 +502,7 @@ def test_a_signal_ends_the_app_with_its_folder(monkeypatch, tmp_path, number):
     closed, before = [], signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(command.worker_environment, "prepare", lambda *_: None)
-    monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
+    monkeypatch.setattr(Estimates, "import_libraries", lambda _: None)
     monkeypatch.setattr(Estimates, "close", lambda _: closed.append(list(tmp_path.iterdir())))
     monkeypatch.setattr(Server, "serve_forever", lambda _: os.kill(os.getpid(), number))
     assert command.main(["--port", "0"]) == 0
@@ -590,7 +541,7 @@ def test_a_port_that_needs_rights_is_refused_in_words(monkeypatch, capsys):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(command.worker_environment, "prepare", lambda *_: None)
-    monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
+    monkeypatch.setattr(Estimates, "import_libraries", lambda _: None)
     monkeypatch.setattr(Server, "server_bind", refuse)
     assert commands.answered(command.main, ["--port", "80"]) == 2
     assert "127.0.0.1:80 cannot be used (Permission denied)" in capsys.readouterr().err

@@ -14,13 +14,12 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GPT2Config, pipeline
+from transformers import pipeline
 
 from legroom.checkpoint import merged
 from legroom.cli import chat
 from legroom.cli import export as export_command
 from legroom.cli.commands import answered
-from legroom.errors import Refusal
 from legroom.records import record_file
 
 TEXT = ("model=gpt2_tiny", "model.vocab=257", "data=source", "data.samples=8", "save.final=true")
@@ -66,14 +65,6 @@ def test_an_adapter_answers_as_it_was_trained_beside_its_base(talk, tuned, base,
     if "qlora" in record_file.read(tuned).config["adapter"]["name"]:
         alone = shutil.copytree(tuned / "model", tmp_path / "alone")
         assert "\nNote: " in "\n" + talk(alone, lines=("a",))[1], "nobody says that the base is in 4 bits"
-
-
-def test_a_token_that_the_model_lacks_is_refused_as_in_training():
-    talk = object.__new__(chat.Conversation)
-    talk.asked, talk._ids = SimpleNamespace(seed=0, tokens=4), lambda _: torch.tensor([[9, 309, 1]])
-    model = SimpleNamespace(device="cpu", config=GPT2Config(vocab_size=309))
-    with pytest.raises(Refusal, match="token ids up to 309, and the model a vocabulary of 309.*resize the embeddings"):
-        talk._generate(model, [])
 
 
 def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compare(talk, base):

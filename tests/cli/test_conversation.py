@@ -6,7 +6,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 from made_up_records import job
 
 from legroom.cli import chat
@@ -25,24 +24,6 @@ def test_ctrl_c_and_a_refusal_end_an_answer_and_not_the_conversation(monkeypatch
     monkeypatch.setattr("builtins.input", lambda prompt: lines.pop(0))
     chat.talk(SimpleNamespace(answer=answer), False)  # pyright: ignore[reportArgumentType]
     assert capsys.readouterr() == ("\nanswered c\n", "refused: Type /new.\n")
-
-
-def test_a_conversation_that_the_model_cannot_read_is_refused():
-    length, talk = 4, object.__new__(chat.Conversation)  # without a model
-    sizes = SimpleNamespace(get_text_config=lambda: SimpleNamespace(max_position_embeddings=4))
-    model, made = SimpleNamespace(device="cpu", config=sizes), []
-    model.generate = lambda input_ids, max_new_tokens, **_: made.append(max_new_tokens) or input_ids
-    tokenizer = SimpleNamespace(decode=lambda *_, **__: "", apply_chat_template=lambda *_, **__: 1 / 0)
-    talk.opened, talk.has_template, talk.ends = SimpleNamespace(tokenizer=tokenizer), True, [0]
-    talk.asked = SimpleNamespace(seed=0, tokens=9, temperature=0, system="")
-    with pytest.raises(Refusal, match="the chat template does not take this conversation: division by zero"):
-        talk._ids([])
-    talk._ids = lambda _: torch.zeros(1, length, dtype=torch.long)
-    with pytest.raises(Refusal, match="this conversation has 4 tokens, and the model sees 4. Type /new."):
-        talk._generate(model, [])
-    length = 3
-    talk._generate(model, [])
-    assert made == [1], "no more than there is room for"
 
 
 @pytest.mark.parametrize(

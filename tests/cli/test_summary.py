@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import compose
 from made_up_records import OOM, job
 
-from legroom.cli import argv, brief, single_run, summary, sweep
+from legroom.cli import argv, brief, summary, sweep
 from legroom.records.record import Error, Estimate, Memory
 from legroom.units import MIB
 
@@ -44,18 +43,6 @@ def test_the_time_after_a_resume_says_what_it_covers():
     assert "1 steps since step 1" in brief.brief(record, Path("x"), verbose=True)
 
 
-@pytest.mark.parametrize("kept, asks", [(True, True), (False, True), (False, False)])
-def test_a_finished_run_is_not_trained_again_and_a_model_that_is_lost_is_said(tmp_path, capsys, kept, asks):
-    cfg = compose("device=cpu", f"save.final={str(asks).lower()}").cfg
-    if kept:
-        (tmp_path / "model").mkdir()
-    assert single_run._report_finished(cfg, ended(), tmp_path) == "ok"
-    out = capsys.readouterr().out
-    assert out.startswith("Finished already, so nothing was trained. What it came to:\nok: bert_tiny")
-    lost = f"save.final: {tmp_path} is finished and left no checkpoint, so there is no model to save.\n"
-    assert out.endswith(lost) is (asks and not kept)
-
-
 def test_estimates_over_all_gpus_leave_auto_out_where_there_is_none(pretend_gpu):
     typed = ["recipe=estimate", "gpu=glob(*)"]
     assert argv.leave_auto_out(typed) == ["recipe=estimate", "gpu=glob(*,exclude=auto)"]
@@ -75,13 +62,6 @@ def test_what_an_estimate_explains_names_the_count_and_what_was_refused():
     ]
 
 
-def test_a_figure_has_the_unit_that_people_read():
-    assert summary._figure("step_seconds", 9.99, None) == "9,990.00 ms"
-    assert summary._figure("train_seconds", 10.0, None) == "10.0 s"
-    assert summary._figure("optimizer_bytes", 8 * MIB, MIB) == "8.0 MiB, 8.00 bytes a parameter"
-    assert summary._figure("host_peak_rss_bytes", 8 * MIB, MIB) == "8.0 MiB", "which the libraries take"
-
-
 @pytest.mark.parametrize("step, evaluation, said", [(6, 7, "7 MiB"), (6, 6, None), (None, 7, "7 MiB"), (6, None, None)])
 def test_an_evaluation_is_shown_where_it_needs_more_than_a_step(step, evaluation, said):
     needs = Estimate(True, 1, 2, evaluation_reserved_bytes=evaluation and evaluation * MIB)
@@ -94,20 +74,3 @@ def test_uneven_lengths_say_how_often_cached_memory_is_given_back(releases, said
     shown = {"shown_reserved_bytes": 5 * MIB, "expandable_reserved_bytes": 4 * MIB, "lengths_steps": 9}
     ((_, size, note),) = summary.lengths(Estimate(True, 1, 2, releases=releases, **shown))
     assert size == "5 MiB" and note == f"shown after 9 steps on uneven lengths{said}; 4 MiB with expandable_segments"
-
-
-def test_the_guides_three_lines_of_memory():
-    mib = 2**20
-    rows = {}
-    for name, more in (
-        ("measured", {"device_used_at_start_bytes": 9 * mib, "weights_device_bytes": 1288 * mib}),
-        ("predicted", {"weights_bytes": 1278 * mib}),
-    ):
-        memory = Memory(device_used_bytes=5000 * mib, context_bytes=1343 * mib, **more)
-        rows[name] = {label: value for label, value, _ in summary._device_rows(memory)}
-    assert [rows["measured"][label] for label in ("GPU memory before", "with the kernels", "with the model")] == [
-        "9 MiB",
-        "1352 MiB",
-        "2640 MiB",
-    ]
-    assert rows["predicted"]["with the model"] == "2621 MiB"

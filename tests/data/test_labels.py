@@ -6,14 +6,12 @@ import json
 import time
 
 import datasets
-import numpy
 import pytest
 import torch
 import transformers
 from test_data import CLASSES, built, refusal
 
 from legroom.data import label_values
-from legroom.data import labels as labels_module
 
 WORDS = ["bad", "good", "bad", "good", "bad", "good"]
 
@@ -224,16 +222,6 @@ def test_numbers_of_classes_of_which_half_are_used_are_not_far_apart(tmp_path):
     words = ["model=bert_tiny"]
     assert "ask for 5 classes" in refusal(*words, *file_of(tmp_path, [0, 4]), task=CLASSES)
     assert "no row has the label 1, 2" in refusal(*words, *file_of(tmp_path, [0, 3]), task=CLASSES)
-
-
-def test_where_numbers_begin_to_be_odd():
-    for numbers, odd in (([-9.9, -9.8], 0), ([-11, -10], 1), ([0, 0.03], 0), ([0, 0.015], 1), ([-12, 12], 1)):
-        said = []
-        labels_module._check_numbers(numpy.array(numbers), said.append)
-        assert len(said) == odd, numbers
-    assert labels_module.shown(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7" and labels_module.shown(range(9)).endswith(
-        "7, ..."
-    )
 
 
 # --- several labels a row ---------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import subprocess
@@ -359,31 +358,6 @@ def test_on_this_machine_bitsandbytes_takes_its_step_and_the_page_is_plain(run_d
     assert "8-bit AdamW works on cpu" in rows(done.stdout) and done.stdout.endswith("Nothing is broken.\n")
     assert "\x1b" not in done.stdout
     assert all(len(line) <= 80 or "/" in line for line in done.stdout.splitlines())  # only a path may be longer
-
-
-@pytest.mark.parametrize(
-    "torch, count, tried",
-    [
-        ({"cuda": "13.0"}, 2, "torch on CUDA, torch on cuda:0, torch on cuda:1, {0}cuda:0, {0}cuda:1"),
-        ({"cuda": "13.0"}, 0, "torch on CUDA, {0}cpu"),  # a CUDA build on a machine without a GPU
-        ({"cuda": None}, 2, "{0}cpu"),
-        ({}, 0, ""),  # torch cannot be imported, which bitsandbytes needs
-    ],
-)
-def test_each_gpu_is_tried_with_a_product_and_with_8bit_adamw(monkeypatch, capfd, torch, count, tried):
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is as before after the test
-    monkeypatch.setattr(probe, "_torch", lambda: torch or exit("broken"))
-    monkeypatch.setattr(probe, "_cuda", lambda: {"count": count})
-    for name in ("_product", "_step_8bit"):
-        monkeypatch.setattr(probe, name, lambda device: {"device": device})
-    monkeypatch.setattr(probe, "_bitsandbytes", dict)
-    probe.devices(bitsandbytes=True)
-    told = [json.loads(line.removeprefix(probe.PREFIX)) for line in capfd.readouterr().out.splitlines()]
-    names = [name for each in told for name, facts in each.items() if facts is not None]
-    started = "torch, " + tried.replace("{0}cuda:0", "bitsandbytes, {0}cuda:0").replace(
-        "{0}cpu", "bitsandbytes, {0}cpu"
-    )
-    assert ", ".join(names) == started.format("bitsandbytes on ").rstrip(", ")
 
 
 def test_the_libraries_that_train_are_imported_and_not_only_found():

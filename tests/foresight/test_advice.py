@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fit_search import searched, tiny
@@ -138,17 +136,6 @@ def test_a_negative_saving_is_no_saving(predicted, tmp_path):
     ]
     text = brief.brief(outcome, tmp_path)
     assert "5 MiB  saved by lever=5" in text and "5 MiB  more with lever=-5" in text and "-5 MiB" not in text
-
-
-def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
-    from legroom.foresight import trials
-    from legroom.foresight.search import runner
-
-    seen = []
-    monkeypatch.setattr(runner, "predict", lambda overrides: (seen.append(overrides), (None, "why"))[1])
-    typed: Any = SimpleNamespace(overrides=["recipe=estimate", "optim=adamw", "gpu=l4_24gb"])
-    assert trials._try(typed, ["optim=sgd"]).refused == "why"
-    assert seen == [["gpu=l4_24gb", "optim=sgd"]]
 
 
 @pytest.fixture

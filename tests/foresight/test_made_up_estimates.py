@@ -13,20 +13,13 @@ from matplotlib.figure import Figure
 from test_step_estimate import made as estimated
 
 from legroom import Refusal
-from legroom.foresight import advice, largest_batch, not_followed, places
+from legroom.foresight import not_followed, places
 from legroom.foresight.search import objective
 from legroom.foresight.speed.operation_names import MATMUL
 from legroom.foresight.speed.operations import Operation, Tally
 from legroom.foresight.step_estimate import gpu_of, precision_of
-from legroom.foresight.trials import Trial, Trials
 from legroom.machine import gpu_specs, host
-from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from legroom.units import GIB, MIB
-
-
-def estimate(left_mib: int) -> Estimate:
-    verdict = DOES_NOT_FIT if left_mib < 0 else FITS if left_mib >= 100 else TIGHT
-    return Estimate(verdict == FITS, left_mib * MIB, 24 * GIB, verdict, 100 * MIB)
 
 
 @functools.cache
@@ -35,41 +28,6 @@ def config(*words: str):
 
 
 # --- batches ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "left, phase, said",
-    [
-        (-3, None, "not even batch.per_device=1 fits NVIDIA L4; 3 MiB missing."),
-        (0, None, "fits NVIDIA L4; 0 MiB stay free, and 100 MiB are to (estimate.margin=0.03)."),
-        (-3, "step", "not even batch.per_device=1 fits"),
-        (-3, "eval", "with any batch it lacks memory. Type less."),
-    ],
-)
-def test_why_no_batch_fits_is_said(left, phase, said):
-    error = phase and Error(phase, "PredictedOutOfMemory", "it lacks memory.", hint="Type less.")
-    text = largest_batch._why_none(config(), Record("estimate", [], {}, "", {}, error=error), estimate(left))
-    assert said in text and ("scripts/fit.py" in text or " fit " in text) == (phase != "eval")
-
-
-def test_what_the_next_larger_batch_would_lack_is_said():
-    assert largest_batch._why_not(8, estimate(-3)) == "8 would miss by 3 MiB"
-    assert largest_batch._why_not(8, estimate(0)) == "8 would leave 0 MiB, where 100 MiB are kept free"
-
-
-@pytest.mark.parametrize("fits, found", [(2, "eval.batch=2"), (4, "eval.batch=4"), (0, None)])
-def test_the_largest_smaller_evaluation_that_fits_is_named_or_none(fits, found):
-    """All that may be tried has been; none of it is the batch that does not fit."""
-    trials, outcome = Trials(Record("estimate", [], {}, "", {})), Record("estimate", [], {}, "", {})
-    outcome.estimate = estimate(200)
-    for batch in (1, 2, 4):
-        change = f"eval.batch={batch}"
-        there = outcome if batch <= fits else None
-        trials.made[frozenset([change])] = Trial(there, "" if there else "it is refused.", (change,))
-    cfg = config("eval.batch=8")
-    smaller = advice._smaller_evaluation(cfg, trials)
-    assert (smaller and smaller.changes[0]) == found and trials.planned == 3
-    assert trials.fitting == [smaller] * (smaller is not None)
 
 
 def test_an_adapter_is_proposed_where_there_is_none():

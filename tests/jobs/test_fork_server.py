@@ -85,9 +85,9 @@ def test_bitsandbytes_is_imported_by_the_jobs_that_need_it_alone(server_with, ru
 @pytest.mark.slow
 def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_process(server_with, run):
     server = server_with("empty.py", "")
-    outcome, shown = run(server, "train.max_steps=50", then=lambda: server._process.send_signal(signal.SIGABRT))
+    outcome, shown = run(server, "train.max_steps=50", then=lambda: server.process.send_signal(signal.SIGABRT))
     assert outcome.status == "ok" and outcome.training.steps == 50 and not shown
-    assert server._process.wait(10) == -signal.SIGABRT
+    assert server.process.wait(10) == -signal.SIGABRT
     outcome, shown = run(server)
     assert outcome.status == "ok" and shown == [text for text in outcome.warnings if text in shown]
     assert "SIGABRT" in shown[0] and "new process" in shown[0]
@@ -100,8 +100,8 @@ def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(server
 
     def then():
         [worker] = workers_of(server)
-        server._process.kill()
-        server._process.wait(10)
+        server.process.kill()
+        server.process.wait(10)
         worker.send_signal(number)
 
     outcome, _ = run(server, "train.max_steps=100000", "launch.timeout_seconds=60", then=then)
@@ -143,7 +143,7 @@ def test_a_worker_that_ends_while_its_server_hangs_ends_its_job(server_with, run
     server = server_with("empty.py", "")
 
     def then():
-        server._process.send_signal(signal.SIGSTOP)
+        server.process.send_signal(signal.SIGSTOP)
         if killed:
             workers_of(server)[0].kill()
 
@@ -157,6 +157,6 @@ def test_a_server_that_hangs_is_ended_at_the_time_limit(server_with, run):
     outcome, _ = run(server, "launch.timeout_seconds=2")
     assert time.monotonic() - start < 5
     assert (outcome.status, outcome.error.phase) == ("timeout", "load") and "2 seconds" in outcome.error.message
-    assert server._process.wait(5) == -signal.SIGKILL
+    assert server.process.wait(5) == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)

@@ -8,11 +8,9 @@ import signal
 
 import pytest
 
-from legroom.jobs import post_mortem, worker
+from legroom.jobs import post_mortem
 from legroom.jobs.post_mortem import WorkerExit
 from legroom.machine import host
-from legroom.ranks import failure_store
-from legroom.ranks.rank_info import RankInfo
 from legroom.records import record_file, run_folder
 from legroom.records.messages import RankFailed
 from legroom.records.record import Error
@@ -127,25 +125,3 @@ def test_a_rank_that_only_lost_contact_has_the_cause_in_its_record(job):
 
 
 # --- under a launcher ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "rank, status, lost, there, sent, published",
-    [
-        (0, "failed", False, None, 1, True),
-        (1, "oom", False, OF_RANK_1, 1, True),
-        (0, "failed", True, OF_RANK_1, 2, False),  # it says why on behalf of the rank that failed
-        (1, "failed", True, OF_RANK_1, 1, False),
-        (1, "failed", True, None, 1, True),
-        (0, "interrupted", False, None, 1, False),
-    ],
-)
-def test_a_failed_rank_publishes_its_reason_unless_another_has(monkeypatch, rank, status, lost, there, sent, published):
-    info, messages, found = RankInfo(rank, 2, launched=True), [], []
-    monkeypatch.setattr(failure_store, "wait_for_failure", lambda *_: there and there.to_dict())
-    monkeypatch.setattr(failure_store, "publish_failure", lambda *given: found.append(given))
-    own = RankFailed(status, Error("forward", "RuntimeError", "mine", rank=rank), lost)
-    worker._report_failure(info, own, messages.append)
-    assert messages == [own, OF_RANK_1][:sent] and found == [(info, own.to_dict())] * published
-    worker._report_failure(RankInfo(rank, 2), own, messages.append)
-    assert messages[sent:] == [own] and len(found) == published, "without a launcher the parent hears of all ranks"

@@ -87,14 +87,6 @@ def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path)
     assert told.cfg.batch.per_device == expected and prediction.allocator_bytes(told.cfg) == int(gib * 2**30)
 
 
-def test_a_failure_of_the_estimate_is_said(monkeypatch):
-    monkeypatch.setattr(accumulation, "CHOOSE", "raise ValueError('no such thing')")
-    accumulation._ask.cache_clear()
-    (problem,) = compose(*tiny(*AUTO)).problems
-    accumulation._ask.cache_clear()
-    assert "ValueError: no such thing" in problem and "Choose batch.per_device yourself" in problem
-
-
 def test_a_resolved_configuration_can_be_checked_again():
     told = compose("device=cpu", "batch.effective=8", "batch.per_device=2")
     assert not told.problems and accumulation.resolve(host.configuration(config.to_dict(told.cfg))) == []

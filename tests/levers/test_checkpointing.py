@@ -167,15 +167,6 @@ def test_offload_keeps_nothing_of_a_layer_but_a_copy_of_its_hidden_states(monkey
         assert one is not None and weight.grad is not None and torch.equal(one, weight.grad)
 
 
-def test_what_has_no_gradient_is_not_copied_to_the_host():
-    """Masks and positions, which all layers share."""
-    shared, own = torch.ones(2), torch.ones(2, requires_grad=True)
-    assert checkpointing._to_device(checkpointing._to_host(shared)) is shared
-    device, kept = checkpointing._to_host(own)
-    back = checkpointing._to_device((device, kept))
-    assert device == own.device and not kept.requires_grad and not back.requires_grad and torch.equal(back, own)
-
-
 # --- estimates -----------------------------------------------------------------------------------------
 
 
@@ -218,13 +209,6 @@ def test_what_does_not_go_together_is_refused(name):
     for words, says in ((["compile=true"], "leave compile out"), (["parallelism=zero", "parallelism.stage=3"], "fsdp")):
         problems = compose("device=cpu", f"checkpointing={name}", *words).problems
         assert any(f"checkpointing={name}" in line and says in line for line in problems), problems
-
-
-def test_no_layer_less_than_the_first():
-    problems = compose("device=cpu", "checkpointing=full", "checkpointing.every_n_layers=0").problems
-    assert any("every_n_layers" in line for line in problems)
-    with pytest.raises(Refusal, match="every_n_layers=1"):
-        checkpointing._only_every(torch.nn.Linear(2, 2), 2)
 
 
 def levers(*words: str) -> list[str]:

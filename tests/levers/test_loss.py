@@ -205,7 +205,6 @@ def test_logits_that_are_not_computed_have_their_shape():
         (lambda logits: -logits, "a sum"),
         (lambda logits: logits[:, -1], "indexing"),
         (lambda logits: logits.log_softmax(-1), "log_softmax"),
-        (lambda logits: chunked_loss._loss(None, torch.zeros(2, 3, 7), torch.zeros(2, 3)), "makes them in another way"),
     ],
 )
 def test_every_other_use_of_logits_is_refused_by_its_name(use, named):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import compose, small
 from safetensors.torch import load_file
 
-from legroom import third_party
-from legroom.checkpoint import saver
 from legroom.levers.parallelism import zero_rules
 from legroom.machine import host
 from legroom.parallelism import zero
@@ -131,25 +127,6 @@ def test_offload_takes_what_it_says():
     assert everything["offload_param"]["device"] == everything["offload_optimizer"]["device"] == "cpu"
     states = told("parallelism.stage=3", "parallelism.offload=optimizer")["zero_optimization"]
     assert (states["offload_param"]["device"], states["offload_optimizer"]["device"]) == ("none", "cpu")
-
-
-@pytest.mark.parametrize("stage,gathered", [(1, None), (2, None), (3, {"of": "wrapped"})])
-def test_deepspeed_gathers_what_stage_3_has_in_pieces(stage, gathered):
-    accelerator = SimpleNamespace(
-        deepspeed_plugin=SimpleNamespace(zero_stage=stage), get_state_dict=lambda model: {"of": model}
-    )
-    loop = SimpleNamespace(accelerator=accelerator, model="wrapped", bare_model=torch.nn.Linear(1, 1))
-    assert saver._gathered_weights(loop, torch.nn.Linear(1, 1)) == gathered
-
-
-@pytest.mark.parametrize("device,skipped", [("cpu", 1), ("cuda", 0)])
-def test_deepspeeds_kernel_for_inference_is_not_compiled_on_a_cpu(monkeypatch, device, skipped):
-    calls = []
-    private = SimpleNamespace(skip_shared_memory_kernel=lambda: calls.append(1))
-    monkeypatch.setitem(sys.modules, "legroom.third_party.deepspeed_private", private)
-    monkeypatch.setattr(third_party, "deepspeed_private", private, raising=False)
-    zero._skip_kernel(device)
-    assert len(calls) == skipped
 
 
 # --- two ranks, where the package is ---------------------------------------------------------------

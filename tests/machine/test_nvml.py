@@ -209,28 +209,3 @@ def test_a_tool_that_fails_leaves_the_links_unknown(visit, topology):
 
 def test_one_gpu_has_no_links(visit):
     assert "Links" not in visit(FakeNvml(gpu()))[0]
-
-
-@pytest.mark.parametrize(
-    "visible,uuids",
-    [
-        ("0,9,1", ["GPU-0"]),
-        ("1,0", ["GPU-1", "GPU-0"]),
-        ("9", []),
-        ("", []),
-        ("GPU-1", ["GPU-1"]),
-        (None, ["GPU-0", "GPU-1"]),
-        ("MIG-7,1", ["MIG-7", "GPU-1"]),  # an instance of a divided GPU
-    ],
-)
-def test_cuda_visible_devices_are_taken_up_to_the_first_unknown_one(monkeypatch, visible, uuids):
-    """As CUDA does: CUDA C++ Programming Guide, 'CUDA Environment Variables'."""
-    found = [host.Gpu(uuid=uuid, name=uuid, memory_bytes=1, capability=(8, 0)) for uuid in ("GPU-0", "GPU-1")]
-    library = SimpleNamespace(nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=lambda index: index)
-    library.nvmlDeviceGetHandleByUUID = lambda uuid: host.Gpu(uuid, uuid, 1, (8, 0))
-    monkeypatch.setattr(nvml, "_load", lambda: library)
-    monkeypatch.setattr(nvml, "_gpu", lambda handle: found[handle] if isinstance(handle, int) else handle)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.uuid for gpu in nvml.find_visible_gpus()] == uuids

@@ -17,7 +17,7 @@ from legroom.ranks.rank_info import RankInfo
 @pytest.mark.parametrize("name, asks", [("kernels-community/flash-attn2", True), ("flash_attention_2", False)])
 def test_a_kernel_of_the_hub_is_looked_for_on_the_disk_alone_where_the_hub_is_out_of_reach(monkeypatch, name, asks):
     """Otherwise every request is tried again and again."""
-    monkeypatch.setattr(worker_environment, "_hub_answers", lambda: False)
+    monkeypatch.setattr(worker_environment, "hub_answers", lambda: False)
     monkeypatch.setattr(worker_environment, "export_environment", lambda _: None)
     for variable in ("HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(variable, "")  # so that they are as before after the test
@@ -62,14 +62,14 @@ def test_the_hub_is_out_of_reach_where_nothing_listens_and_is_taken_to_be_there_
         monkeypatch.delenv(name, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert worker_environment._hub_answers()
-    assert not worker_environment._hub_answers()
+        assert worker_environment.hub_answers()
+    assert not worker_environment.hub_answers()
     asked = []
     with monkeypatch.context() as patch:
         patch.delenv("HF_ENDPOINT")
         patch.setattr(socket, "create_connection", lambda address, timeout: asked.append(address) or io.BytesIO())
-        assert worker_environment._hub_answers() and asked == [("huggingface.co", 443)]
+        assert worker_environment.hub_answers() and asked == [("huggingface.co", 443)]
     monkeypatch.setenv("HF_ENDPOINT", "no address")
-    assert not worker_environment._hub_answers()
+    assert not worker_environment.hub_answers()
     monkeypatch.setenv("all_proxy", "http://127.0.0.1:1")
-    assert worker_environment._hub_answers()
+    assert worker_environment.hub_answers()

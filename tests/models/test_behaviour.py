@@ -124,16 +124,6 @@ def test_a_large_configuration_is_asked_in_small():
     assert behaviour.of(config, "language_modelling") == Behaviour()
 
 
-def test_what_could_not_be_asked_is_said(monkeypatch):
-    def fail(*_):
-        raise ValueError("odd")
-
-    cfg, config = compose(*small("model=gpt2_tiny")).cfg, transformers.BloomConfig(n_layer=3)
-    monkeypatch.setattr(behaviour, "_tiny_model", fail)
-    [line] = behaviour.check(cfg, "model=x", config, "language_modelling")[1]
-    assert "BloomForCausalLM" in line and "ValueError: odd" in line
-
-
 # --- labels ---------------------------------------------------------------------------------------
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from conftest import compose
 from made_up_records import job
-from torch import nn
 
-from legroom.config import from_dict
 from legroom.data.byte_tokenizer import byte_tokenizer
 from legroom.errors import Refusal
 from legroom.machine import host
-from legroom.models import architectures, behaviour, builder, head, host_memory, moe, pretrained, quantized, trained
+from legroom.models import architectures, behaviour, head, host_memory, moe, pretrained, quantized, trained
 from legroom.models import shrunk as shrunk_module
 from legroom.models.shrunk import shrunk
 from legroom.records import record_file
@@ -34,29 +31,6 @@ BERT = transformers.BertConfig(
 def test_models_that_need_more_than_text_are_refused():
     with pytest.raises(Refusal, match=r"^model=gpt2_tiny needs images beside its text \(git\)"):
         architectures.check(compose("model=gpt2_tiny").cfg, transformers.GitConfig(), "language_modelling")
-
-
-@pytest.mark.parametrize(
-    "names,advice",
-    [
-        ((None, None), "Type model.vocab=304."),
-        (("a/b", "a/b"), "resize the embeddings."),
-        (("a/b", "c/d"), "Leave data.tokenizer out, for the tokenizer of a/b."),
-        (("a/b", None), "Choose data=text with data.path=, which takes the tokenizer of a/b (data.tokenizer)."),
-    ],
-)
-def test_a_vocabulary_too_small_says_what_to_do_about_it(names, advice):
-    cfg, data = from_dict({}), SimpleNamespace(vocab=300)
-    cfg.model.pretrained, cfg.data.tokenizer = names
-    for vocabulary, refused in ((299, True), (300, False)):
-        config = transformers.GPT2Config(vocab_size=vocabulary)
-        if refused:
-            with pytest.raises(Refusal) as caught:
-                builder._check_vocabulary(cfg, config, data)
-            assert "ids up to 299, and the model a vocabulary of 299" in str(caught.value)
-            assert str(caught.value).endswith(advice)
-        else:
-            builder._check_vocabulary(cfg, config, data)
 
 
 def test_a_question_answering_head_that_is_new_is_said():
@@ -161,18 +135,6 @@ def test_a_model_without_linear_layers_is_not_quantised():
     assert len(quantized.names(transformers.BertForMaskedLM(BERT))) == 6
     with pytest.raises(Refusal, match="BertModel has no linear layers that can be quantised"):
         quantized.names(transformers.BertModel(BERT))
-
-
-@pytest.mark.parametrize("bits,close", [(8, 0.01), (4, 0.2)])
-def test_a_quantised_weight_is_near_to_what_it_was_made_of(bits, close):
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")
-    torch.manual_seed(0)
-    layer = nn.Linear(64, 64)
-    made = quantized._quantised(layer, bits, torch.float32, None)
-    assert quantized.is_quantised(made) and not quantized.is_quantised(layer)
-    assert torch.equal(quantized.dequantised(layer, torch.bfloat16), layer.weight)
-    found = quantized.dequantised(made, torch.float32)
-    assert found.dtype == torch.float32 and (found - layer.weight).abs().max() < close * layer.weight.abs().max()
 
 
 # --- opened again ----------------------------------------------------------------------------------

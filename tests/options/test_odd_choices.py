@@ -9,9 +9,8 @@ import pytest
 from conftest import CONF, compose, small
 from made_up_records import job
 
-from legroom.config import from_dict, to_dict
+from legroom.config import to_dict
 from legroom.options import compose as compose_module
-from legroom.options import data as data_options
 from legroom.options import hydra_errors, menus, objective
 
 
@@ -45,17 +44,6 @@ def test_a_table_that_is_compressed_inside_is_not_compressed_again(tmp_path):
     (tmp_path / "t.parquet.gz").touch()
     (problem,) = compose(*small("model=gpt2_tiny", "data=text", f"data.path={tmp_path}/t.parquet.gz")).problems
     assert problem.endswith("t.parquet.gz: a .parquet file is compressed inside; unpack it first.")
-
-
-@pytest.mark.parametrize(
-    "text,other", [('{"image_size": 224}', True), ("{", False), ("[]", False), ('"a"', False), ("\ud800", False)]
-)
-def test_a_configuration_that_cannot_be_read_is_not_one_of_images(tmp_path, text, other):
-    (tmp_path / "config.json").write_bytes(text.encode(errors="surrogatepass"))
-    cfg = from_dict({"model": {"pretrained": str(tmp_path)}, "data": {"tokenizer": str(tmp_path)}})
-    assert [" brings no tokenizer" in line for line in data_options._tokenizer_problems(cfg)] == [True] * (not other)
-    (tmp_path / "config.json").unlink()
-    assert data_options._tokenizer_problems(cfg) == []
 
 
 def test_what_cannot_run_is_an_error_with_every_problem():

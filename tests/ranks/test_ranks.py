@@ -322,7 +322,7 @@ def train_without_server(make_job):
                 found = [each for waiting in psutil.Process(server.pid).children() for each in waiting.children()]
                 workers.extend(sorted(found, key=lambda worker: worker.create_time()))
                 os.kill(server.pid, signal.SIGKILL)
-                server._process.wait(10)
+                server.process.wait(10)
                 then(*workers)
 
         outcome = supervise.run(job, on_message, server)

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
 import pytest
 from conftest import ROOT
 from made_up_records import OOM, PARTS, drawn, job, put, read_all, run_report, sixty, texts_of  # noqa: F401 - drawn is a fixture
@@ -727,17 +726,6 @@ def test_a_sweep_over_cards_has_no_tradeoff(drawn):
     pictures = drawn(records)
     assert list(pictures) == ["bars.png"]
     assert "does not fit" in texts_of(pictures["bars.png"][0])
-
-
-def test_of_five_hundred_jobs_a_picture_shows_the_baseline_and_the_fastest():
-    made = rows.table([job(f"batch.per_device={n + 1}", speed=1 + n / 100, job_number=n) for n in range(500)])
-    some = plots._fastest(made)
-    assert len(some.rows) == plots.MOST_ROWS and some.left_out == 500 - plots.MOST_ROWS
-    assert some.rows[0] is made.baseline and some.rows[1:] == made.rows[-plots.MOST_ROWS + 1 :]
-    with plots.style():
-        figure, dots_per_inch = plots._bars(some), matplotlib.rcParams["savefig.dpi"]
-    assert figure.get_size_inches()[1] * dots_per_inch < 4000
-    assert "420 slower jobs are in the table, and not drawn." in " ".join(" ".join(texts_of(figure)).split())
 
 
 def test_best_tradeoffs_are_those_that_no_other_beats():

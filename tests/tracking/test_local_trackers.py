@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import tempfile
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -199,17 +198,3 @@ def test_tensorboard_does_not_repeat_the_steps_of_a_resumed_run(tmp_path):
     (job.folder / "steps.jsonl").unlink()
     refused = trackers.open_tracker(cfg("tensorboard"), record(), job.folder)
     assert refused.finish(record("refused")) == [] and kept.exists(), "a resume that was refused takes nothing away"
-
-
-def test_what_a_killed_tracker_leaves_is_removed_by_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    alive = process._temporary_folder()
-    dead = tmp_path / f"{process.TEMPORARY}dead"
-    (dead / "files").mkdir(parents=True)
-    for folder in (dead, alive):
-        os.utime(folder, (0, 0))
-    young = tmp_path / f"{process.TEMPORARY}young"  # another process has made it, and will lock it
-    young.mkdir()
-    made = process._temporary_folder()
-    assert sorted(map(str, tmp_path.iterdir())) == sorted([alive, made, str(young)])

@@ -268,22 +268,6 @@ def test_whole_words_are_masked_as_one():
         assert not set(word[row].tolist()) & set(word[~row].tolist())
 
 
-@pytest.mark.parametrize("text", ["word\n" * 40, "a\tbc\r\n" * 40, "\u8bcd" * 70], ids=["lines", "tabs", "no blanks"])
-def test_a_word_ends_with_its_line_and_no_row_is_one_word(text):
-    from legroom.data import byte_tokenizer, masking
-
-    tokenizer = byte_tokenizer.byte_tokenizer()
-    continues, breaks = masking.continuing(tokenizer, 300)
-    ids = torch.tensor([tokenizer(text)["input_ids"]] * 20)
-    found = masking_of(continues=continues, breaks=breaks, vocab=300)
-    _, labels = masked(found, ids)
-    share = (labels != -100).float().mean()
-    assert 0.1 < float(share) < 0.17
-    whole = torch.from_numpy(found._words(ids[0].numpy(), 16))
-    if text.startswith("word"):
-        assert whole[:12].tolist() == [1, 1, 1, 1, 2, 3, 3, 3, 3, 4, 5, 5]
-
-
 @pytest.mark.parametrize(
     "words,said",
     [

@@ -30,11 +30,11 @@ class ForkServer:
         self._control, server_end = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the server may write)
         with server_end:
-            self._process = interpreter.start_python(
+            self.process = interpreter.start_python(
                 FORK_SERVER_CODE, server_end, stdout=subprocess.DEVNULL, stderr=self._errors
             )
         self._lock = threading.Lock()  # replies come in the order of the requests
-        self.pid = self._process.pid
+        self.pid = self.process.pid
 
     def start_worker(self, pipe: socket.socket, log: IO[bytes], timeout_seconds: float | None = None) -> ForkedWorker:
         """Fork a worker that holds the pipe and prints to the log.
@@ -49,12 +49,12 @@ class ForkServer:
                 socket.send_fds(self._control, [b"f"], [pipe.fileno(), log.fileno(), server_end.fileno()])
                 return ForkedWorker(self._reply(), exit_channel)
             except TimeoutError:
-                self._process.kill()
+                self.process.kill()
                 raise
             except OSError as error:
                 raise ServerEnded(self.cause_of_end()) from error
             except BaseException:  # Ctrl-C: the reply to this request would be taken for that to the next
-                self._process.kill()
+                self.process.kill()
                 raise
 
     def _reply(self) -> int:
@@ -70,8 +70,8 @@ class ForkServer:
     def cause_of_end(self) -> str:
         """How the server ended: its exit code or signal, and the last line that it printed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)  # its socket closes a moment before
-        code = self._process.poll()
+            self.process.wait(1)  # its socket closes a moment before
+        code = self.process.poll()
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 4096))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -80,9 +80,9 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server, and with it the workers that still run."""
-        self._process.kill()  # while it imports, it does not read its socket
+        self.process.kill()  # while it imports, it does not read its socket
         self._control.close()
-        self._process.wait()
+        self.process.wait()
         self._errors.close()
 
 

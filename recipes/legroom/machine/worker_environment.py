@@ -58,7 +58,7 @@ def prepare(cfg: Config, rank_info: RankInfo) -> None:
     if cfg.parallelism.nccl_p2p is False:
         os.environ["NCCL_P2P_DISABLE"] = "1"
     _choose_devices(cfg, rank_info)
-    if _may_ask_hub(cfg) and not _hub_answers():
+    if _may_ask_hub(cfg) and not hub_answers():
         # Cached files still load, and missing ones fail at once instead of after retries.
         os.environ["HF_HUB_OFFLINE"] = "1"
         if "huggingface_hub" in sys.modules:  # imported before the job was known: it has read the variable already
@@ -89,7 +89,7 @@ def _may_ask_hub(cfg: Config) -> bool:
     return data_on_hub or any(name and not paths.expanded(name).exists() for name in names)
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Whether the hub can be reached; assumed behind a proxy, where a connection says nothing."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True

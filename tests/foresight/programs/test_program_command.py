@@ -1,7 +1,6 @@
 """What stands behind `legroom check` and `legroom measure`, as a program."""
 
 import os
-import runpy
 import socket
 
 import pytest
@@ -10,7 +9,7 @@ from torch.distributed.run import get_args_parser
 
 from legroom.cli import check
 from legroom.errors import Refusal
-from legroom.foresight.programs import child, command
+from legroom.foresight.programs import command
 
 
 @pytest.fixture(autouse=True)
@@ -167,17 +166,6 @@ def test_a_module_needs_no_python_in_front_of_it(typed, program):
     parser.add_argument("--gpu")
     assert check.parsed(parser, typed.split()).program == program.split()
     assert command.parse(["-m", "torch", "1"]).argv == ["1"]
-
-
-def test_an_error_of_syntax_is_shown_as_the_scripts(tmp_path, capsys):
-    (tmp_path / "script.py").write_text("x = (")
-    with pytest.raises(SyntaxError) as found:
-        runpy.run_path(str(tmp_path / "script.py"))
-    child._show(found.value.with_traceback(found.tb.tb_next))  # below this test
-    shown = capsys.readouterr().err
-    assert (
-        "script.py" in shown and "runpy" not in shown and shown.rstrip().endswith("SyntaxError: '(' was never closed")
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
-from legroom.foresight.search import extrapolation, plan, present, request, space
+from legroom.foresight.search import plan, present, request, space
 from legroom.machine import host
 from legroom.records import record_file
 
@@ -220,13 +220,6 @@ def test_words_that_contradict_each_other_are_refused(words, options, said, monk
     assert said in refused(*words.split(), **options)
 
 
-def test_of_a_jobs_ranks_the_fullest_counts_and_the_slowest():
-    first = extrapolation.Extrapolation(*range(1, 15))
-    other = replace(first, pass_bytes=9.0, step_bytes=1.0, states_bytes=7.0, pass_device_seconds=1.0, idle=0.5)
-    of_job = replace(first, pass_bytes=9.0)
-    assert extrapolation._of_job([first, other]) == extrapolation._of_job([other, first]) == of_job
-
-
 def test_what_fit_leaves_out_is_said_for_one_gpu_and_for_several():
     assert "one GPU; fit.gpus=4" in space.not_searched(planned(keep=ALL_ELSE))
     several = planned("parallelism=ddp", "parallelism.num_processes=2", keep=ALL_ELSE)
@@ -304,20 +297,6 @@ def test_the_memory_of_many_layers_is_known_from_few_where_the_peak_moves(tmp_pa
     (seen,) = extrapolation.extrapolate(space.compose_estimate(*words)[0], ["fp32"], str(tmp_path))
     outcome, why = runner.predict(words)
     assert not why and 0.95 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
-
-
-def test_what_fails_with_one_optimizer_is_not_tried_with_one_that_frees_too_little():
-    from legroom.foresight.search import candidates, runner
-
-    def candidate(optim, batch, least):
-        return candidates.Candidate({"optim": optim, space.BATCH: batch}, 1.0, least)
-
-    order = [candidate("adamw", 2, 100), candidate("sgd", 2, 60), candidate("sgd", 1, 90), candidate("adamw", 1, 95)]
-    failed = [(candidate("adamw_fused", 2, 101), 5)]
-    left = runner._not_hopeless(order, failed)
-    assert [next(left), next(left)] == order[1:3]
-    failed.append((order[2], 1))
-    assert list(left) == []
 
 
 @pytest.mark.slow

@@ -51,9 +51,9 @@ class Estimates:
         self._kept: OrderedDict[tuple[str | bool, ...], dict[str, Any]] = OrderedDict()
         # Where the process that forks finds the package, whatever the current folder is.
         os.environ["PYTHONPATH"] = interpreter.python_path()
-        threading.Thread(target=self._import_libraries, daemon=True).start()
+        threading.Thread(target=self.import_libraries, daemon=True).start()
 
-    def _import_libraries(self) -> None:
+    def import_libraries(self) -> None:
         """Start the process that forks, so that the first question need not wait for its imports."""
         resource_tracker.ensure_running()  # it leaves SIGINT unblocked in the thread that starts it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for what this thread starts: Ctrl-C is the app's
