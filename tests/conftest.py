@@ -294,7 +294,8 @@ def command(monkeypatch, tmp_path, capfd, fork_server):
     Outputs land in tmp_path/outputs. With fork_server=None it is an error that a job is started at all.
     """
     start = launch.start
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it for good; here it is taken back
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets these two for good; here they are taken back
+    monkeypatch.setenv("LEGROOM_MENUS", "{}")
     monkeypatch.chdir(tmp_path)
 
     def command(*arguments: str, fork_server: fork_client.ForkServer | None = fork_server) -> Ended:

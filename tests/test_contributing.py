@@ -36,7 +36,7 @@ def offloading(monkeypatch):
     exec(next(block for block in blocks() if "hooks.register_module(" in block), {"__package__": package})
 
     def choose(name: str) -> None:
-        monkeypatch.setattr(Config, LEVER, SimpleNamespace(name=name), raising=False)
+        monkeypatch.setattr(Config, LEVER, SimpleNamespace(name=name, kind=name), raising=False)
 
     return choose
 

@@ -1,6 +1,8 @@
 """Where the package, its menus and, in a checkout, the repository lie; and paths as a person types them."""
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from legroom.errors import Refusal
@@ -10,6 +12,35 @@ SOURCE = PACKAGE.parent  # what has to be on the module path: recipes/ of a chec
 CONF = (PACKAGE / "conf").resolve()  # of a checkout: a link to conf/ at its top
 # The repository, or None where the package is installed.
 CHECKOUT = SOURCE.parent if SOURCE.name == "recipes" and (SOURCE.parent / "train.py").is_file() else None
+
+# The folders of menus beside CONF, and how they were typed; workers inherit it.
+_MENUS_VARIABLE = "LEGROOM_MENUS"
+
+
+def remember_menus(typed: Sequence[str], folders: Sequence[Path]) -> None:
+    """Remember the folders of a person's own menus, for this process and those that it starts.
+
+    typed: what named them on the command line, as `--config-dir=mine`.
+    """
+    os.environ.pop(_MENUS_VARIABLE, None)
+    if folders:
+        absolute = [str(expanded(folder).absolute()) for folder in folders]
+        os.environ[_MENUS_VARIABLE] = json.dumps({"typed": list(typed), "folders": absolute})
+
+
+def own_menus() -> list[Path]:
+    """The folders of a person's own menus, in the order in which Hydra looks through them, behind CONF."""
+    return [Path(folder) for folder in json.loads(os.environ.get(_MENUS_VARIABLE, "{}")).get("folders", [])]
+
+
+def menus() -> list[Path]:
+    """Every folder of menus; the first one that has an option is used."""
+    return [CONF, *own_menus()]
+
+
+def menus_as_typed() -> list[str]:
+    """What named the folders of a person's own menus on the command line."""
+    return json.loads(os.environ.get(_MENUS_VARIABLE, "{}")).get("typed", [])
 
 
 def expanded(name: str | Path) -> Path:

@@ -140,7 +140,7 @@ def _search(
 
 def _changes(search: SearchSpace, made: Config) -> int:
     """How many levers are set; how several GPUs train together is not one of them, nor is the batch."""
-    mode = (made.parallelism.name, made.parallelism.strategy)
+    mode = (made.parallelism.kind, made.parallelism.strategy)
     options = {each: search.sections["parallelism", each] for each in search.values.get("parallelism", ())}
     alike = [each for each, option in options.items() if (option.name, option.strategy) == mode]
     chosen = {"parallelism": alike[0]} if alike else {}

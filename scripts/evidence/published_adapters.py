@@ -111,7 +111,7 @@ def _predicted(row: dict[str, str]) -> Compared:
         with _as_they_did(row["method"]):
             simulated = simulation.simulate_step(cfg, folder)
     assert simulated.demand is not None
-    predicted = roofline.predict(simulated.tally, cfg.gpu, cfg.precision.name, beside_frozen=True)
+    predicted = roofline.predict(simulated.tally, cfg.gpu, cfg.precision.kind, beside_frozen=True)
     seconds, peak = float(row["seconds_per_step"]), int(row["peak_allocated_bytes"])
     return Compared(row, seconds, predicted, peak, simulated.demand.peak_allocated_bytes)
 

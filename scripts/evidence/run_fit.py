@@ -125,13 +125,13 @@ def is_usable(run: Record) -> bool:
 def measured_step(run: Record) -> MeasuredStep:
     """A record as a step to fit on: its configuration runs again on the fake device, for its operations."""
     cfg = config.from_dict(run.config)
-    cfg.recipe.name = "estimate"
+    cfg.recipe.kind = "estimate"
     cfg.gpu = gpu_of(run)
     cfg.target = host.target(cfg)
     with tempfile.TemporaryDirectory() as folder:
         tally = simulation.simulate_step(cfg, folder).tally
     assert run.speed.step_seconds_median is not None, "is_usable"
-    return MeasuredStep(run.config_key, tally, cfg.precision.name, run.speed.step_seconds_median)
+    return MeasuredStep(run.config_key, tally, cfg.precision.kind, run.speed.step_seconds_median)
 
 
 def gpu_of(run: Record) -> config.Gpu:

@@ -114,7 +114,7 @@ def test_every_fingerprint_has_its_own_cause(tmp_path):
     assert set(changed()) == {"template", "tokenizer"}
     base(tmp_path, 1)
     assert "model" in changed()
-    cfg.adapter.name = "none"
+    cfg.adapter.kind = "none"
     before = fingerprints.of_training(cfg, Data)["model"]
     base(tmp_path, 2)
     assert fingerprints.of_training(cfg, Data)["model"] == before, "the checkpoint has the weights themselves"

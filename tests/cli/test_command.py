@@ -213,7 +213,7 @@ def test_a_file_in_conf_that_is_no_text_is_named(tmp_path):
     (tmp_path / "optim" / "own.yaml").write_bytes(b"name: \xff\n")
     with pytest.raises(UnicodeDecodeError) as error:
         (tmp_path / "optim" / "own.yaml").read_text("utf-8")
-    assert "own.yaml: it is no UTF-8 text" in hydra_errors.explain(error.value, tmp_path)
+    assert "own.yaml: it is no UTF-8 text" in hydra_errors.explain(error.value, [tmp_path])
 
 
 def test_each_problem_is_one_line(command):

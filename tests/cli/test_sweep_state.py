@@ -107,21 +107,21 @@ def test_a_job_is_called_by_what_tells_it_from_others(swept, shown):
 
 def test_a_command_that_has_ended_or_whose_number_another_has_does_not_run():
     started = psutil.Process().create_time()
-    own = sweep.Sweep("s", Path("conf"), (), os.getpid(), started)
+    own = sweep.Sweep("s", (), os.getpid(), started)
     assert own.command_runs()
-    assert not sweep.Sweep("s", Path("conf"), (), os.getpid(), started - 1).command_runs()
+    assert not sweep.Sweep("s", (), os.getpid(), started - 1).command_runs()
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     born = psutil.Process(child).create_time()
-    assert not sweep.Sweep("s", Path("conf"), (), child, born).command_runs(), "a zombie"
+    assert not sweep.Sweep("s", (), child, born).command_runs(), "a zombie"
     os.waitpid(child, 0)
-    assert not sweep.Sweep("s", Path("conf"), (), child, born).command_runs()
+    assert not sweep.Sweep("s", (), child, born).command_runs()
 
 
 def test_a_note_has_the_record_of_a_job_that_starts_and_leaves_no_other_file(tmp_path):
-    ours = sweep.Sweep("a", tmp_path)
+    ours = sweep.Sweep("a")
     ours.note(tmp_path, 3, "own", sweep.STARTED, ["one"], ended())
     (note,) = ours.jobs(tmp_path)
     assert record_file.from_values(note["record"]).config_key == "own"
@@ -162,7 +162,7 @@ class Job:
 
     def __init__(self, monkeypatch, folder: Path):
         self.monkeypatch, self.folder = monkeypatch, folder
-        self.sweep = sweep.Sweep("s", Path("conf"), ("-m", "a=1,2"), os.getpid())
+        self.sweep = sweep.Sweep("s", ("-m", "a=1,2"), os.getpid())
         self.seen: list[Any] = []
         self.cfg = types.SimpleNamespace(objective=None, resume=None)
         self.in_task = False

@@ -31,7 +31,8 @@ def put(cfg, key: str, value: str) -> None:
     for section in sections:
         node = getattr(node, section)
     if hasattr(getattr(node, last), "name"):
-        node, last = getattr(node, last), "name"
+        node, last = getattr(node, last), "kind"
+        node.name = value
     setattr(node, last, {"true": True, "false": False}.get(value, int(value) if value.isdigit() else value))
 
 
@@ -51,9 +52,9 @@ def test_both_are_refused_and_one_excludes_the_other(plain, conflict):
 def test_a_hint_leaves_out_what_would_be_refused(plain):
     cfg = copy.deepcopy(plain)
     assert {"adapter=qlora", "checkpointing=selective"} <= {lever.overrides for lever in hooks.memory_levers(cfg)}
-    cfg.compile, cfg.checkpointing.name = True, "selective"
+    cfg.compile, cfg.checkpointing.kind = True, "selective"
     assert any("compile=true" in line for line in validate.section_problems(cfg, "checkpointing"))
-    cfg.checkpointing.name = "none"
+    cfg.checkpointing.kind = "none"
     assert not {"adapter=qlora", "checkpointing=selective"} & {lever.overrides for lever in hooks.memory_levers(cfg)}
 
 

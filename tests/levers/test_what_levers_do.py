@@ -134,13 +134,13 @@ def test_what_muon_trains_and_what_it_says_of_the_rest():
     model = stacked()
     found = optimizer.hidden_matrices(model)
     assert len(found) == 1 and found[0] is model["layers"][0]["up"].weight
-    cfg = SimpleNamespace(optim=SimpleNamespace(name="muon"))
+    cfg = SimpleNamespace(optim=SimpleNamespace(kind="muon"))
     (line,) = optimizer.warnings(cfg, model)
     inside = 6 + 3 + 3 + 3 + 24 + 3 + 3
     assert f"AdamW trains 24 of the {inside} parameters of the layers" in line
     del model["layers"][0]["conv"]
     assert optimizer.warnings(cfg, model) == []
-    cfg.optim.name = "adamw"
+    cfg.optim.kind = "transformers"
     assert optimizer.warnings(cfg, stacked()) == []
 
 
@@ -190,7 +190,7 @@ def test_each_weight_is_updated_when_its_gradient_is_there(combined):
 @pytest.mark.parametrize("device,name", list(itertools.product(("cpu", "cuda"), ("fp32", "tf32"))))
 def test_tf32_is_used_where_it_was_chosen(device, name):
     before = torch.backends.cuda.matmul.allow_tf32
-    lever = precision.Apply(SimpleNamespace(precision=SimpleNamespace(name=name)))
+    lever = precision.Apply(SimpleNamespace(precision=SimpleNamespace(kind=name)))
     try:
         torch.backends.cuda.matmul.allow_tf32 = name != "tf32"
         lever.after_prepare(SimpleNamespace(accelerator=SimpleNamespace(device=torch.device(device))))

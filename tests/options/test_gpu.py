@@ -108,13 +108,13 @@ def test_the_menu_does_not_change_the_key_of_a_run():
     before_the_menu = {key: value for key, value in values.items() if key != "gpu"}
     versions = told.record.environment["versions"]
     assert record.config_key(values, versions) == record.config_key(before_the_menu, versions) == told.record.config_key
-    values["recipe"]["name"] = "estimate"
+    values["recipe"]["kind"] = "estimate"
     assert record.config_key(values, versions) != record.config_key(values | {"gpu": {"name": "l4_24gb"}}, versions)
 
 
 def estimated(option: str) -> config.Config:
     cfg = compose("device=cpu").cfg
-    cfg.recipe.name, cfg.gpu, cfg.device = "estimate", config.from_dict({"name": option}, config.Gpu), "auto"
+    cfg.recipe.kind, cfg.gpu, cfg.device = "estimate", config.from_dict({"name": option}, config.Gpu), "auto"
     return cfg
 
 

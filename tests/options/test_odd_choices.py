@@ -81,7 +81,7 @@ def test_a_key_without_a_value_is_no_key_too_many():
 
 def test_a_menu_without_a_choice_names_its_options():
     choices = {group: "x" for group in menus.GROUPS if group != "loss"}
-    values = {group: {"name": "x"} for group in menus.GROUPS}
+    values = {group: {"name": "x", "kind": "x"} for group in menus.GROUPS}
     (problem,) = hydra_errors.option_problems(values, choices, [CONF])
     assert problem == "loss needs one of its options: chunked, standard."
 

@@ -20,7 +20,9 @@ def new_option(tmp_path):
     folder = shutil.copytree(CONF, tmp_path / "conf")
 
     def add(text: str):
-        (folder / "optim" / "new.yaml").write_text(f"# an optimizer\nname: new\ntransformers_name: adamw_torch\n{text}")
+        (folder / "optim" / "new.yaml").write_text(
+            f"# an optimizer\nname: new\nkind: transformers\ntransformers_name: adamw_torch\n{text}"
+        )
         return lambda *overrides: compose_config(folder, "optim=new", *overrides)
 
     return add
@@ -71,6 +73,7 @@ def test_facts_are_no_part_of_a_record(new_option):
     assert plain.config == with_facts.config and plain.config_key == with_facts.config_key
     assert set(plain.config["optim"]) == {
         "name",
+        "kind",
         "transformers_name",
         "beta1",
         "beta2",
@@ -90,4 +93,4 @@ def test_arguments_of_an_optimizer_are_a_mapping(new_option, tmp_path):
 def test_arguments_that_an_option_does_not_take_are_refused(override):
     with pytest.raises(ConfigCompositionException) as refused:
         compose_config(CONF, "device=cpu", override)
-    assert "optim.args: the chosen option of optim does not take this" in hydra_errors.explain(refused.value, CONF)
+    assert "optim.args: the chosen option of optim does not take this" in hydra_errors.explain(refused.value, [CONF])

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from conftest import compose
 
-from legroom.config import Config
+from legroom.config import Config, kind_of
 
 
 @functools.cache
@@ -33,6 +33,8 @@ def changed(line: str, *overrides: str) -> tuple[Config, set[str]]:
             node: Any = functools.reduce(getattr, path, cfg)
             assert hasattr(node, name), key
             setattr(node, name, yaml.safe_load(value))
+            if name == "name" and hasattr(node, "kind"):  # an option of the menu that has the name of its kind
+                node.kind = kind_of({path[0]: {"name": node.name}}, path[0])
     return cfg, given
 
 

@@ -53,6 +53,8 @@ def marked(mark: str) -> list[str]:
 def cfg(option: str = "wandb", **keys) -> config.Config:
     """The option of the menu, with keys of its own."""
     values = yaml.safe_load((CONF / "tracker" / f"{option}.yaml").read_text())
+    if "name" in keys:
+        keys["kind"] = keys["name"]
     return config.from_dict({"tracker": values | keys})
 
 

@@ -572,5 +572,6 @@ def test_problems_are_what_wandb_would_refuse(monkeypatch):
 def test_every_key_of_the_option_has_a_comment(option):
     lines = (CONF / "tracker" / f"{option}.yaml").read_text().splitlines()
     assert lines[0].startswith("# ") and lines[1] == f"name: {option}"
-    keys = lines[2 : lines.index("facts:")] if "facts:" in lines else lines[2:]
+    assert lines[2] == f"kind: {option}"
+    keys = lines[3 : lines.index("facts:")] if "facts:" in lines else lines[3:]
     assert all("  # " in line for line in keys)

@@ -25,7 +25,7 @@ def of_training(cfg: Config, data: Data) -> dict[str, str]:
     found = {"data": rows.digest(data.train)[:FINGERPRINT_DIGITS]}
     if data.tokenizer is not None:
         found["tokenizer"] = _digest([sorted(data.tokenizer.get_vocab().items()), data.tokenizer.special_tokens_map])
-        if "chat" in (cfg.data.name, cfg.data.task):
+        if "chat" in (cfg.data.kind, cfg.data.task):
             found["template"] = _digest(data.tokenizer.chat_template)
     if base := of_base(cfg):
         found["model"] = base

@@ -57,7 +57,7 @@ class Saver:
         self.divergence: DivergenceWatch | None = None  # from `begin` on
         # waits for the answers to the question that runs now: whether to stop, and whether a loss is no number
         self._asked: Callable[[], list[bool]] | None = None
-        self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.name != "zero"
+        self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.kind != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
             raise Refusal(
                 "the run's folder is not on every machine, so nothing can be saved there or resumed. Choose "
@@ -246,7 +246,7 @@ def _write_model(
 ) -> None:
     """Write the model, or its adapter, and compare what was written with what was trained."""
     ids = data.train[0]["input_ids"]
-    rounded, eight = cfg.precision.name != "fp32" or cfg.adapter.bits is not None, cfg.precision.name == "fp8"
+    rounded, eight = cfg.precision.kind != "fp32" or cfg.adapter.bits is not None, cfg.precision.kind == "fp8"
     if unwrap.base_model(model) is not model and not cfg.save.merge:
         merged.save_adapter(model, target, gathered)
         if data.task in OF_ROWS:  # an adapter has neither the number of labels nor their names

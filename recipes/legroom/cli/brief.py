@@ -11,7 +11,7 @@ from statistics import fmean, pvariance
 
 from legroom import invocation, units
 from legroom.cli import summary
-from legroom.config import GROUPS
+from legroom.config import GROUPS, kind_of
 from legroom.machine import host
 from legroom.options import train
 from legroom.options.model import AUTO
@@ -241,7 +241,7 @@ def _not_learned(outcome: Record, kept: bool) -> list[str]:
     first, last = losses[:count], losses[-count:]
     if outcome.training.diverged:  # a warning says what to type
         return []
-    if len(losses) < 2 or not (kept or outcome.config["data"]["name"] != "dummy"):
+    if len(losses) < 2 or not (kept or kind_of(outcome.config, "data") != "dummy"):
         return []
     before, after = fmean(first), fmean(last)
     at = f"in {len(losses)} steps at train.learning_rate={outcome.config['train']['learning_rate']:g}"

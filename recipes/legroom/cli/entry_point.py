@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from legroom import invocation, levers
+from legroom import invocation, levers, paths
 from legroom.cli import argv, console, exit_codes, flags, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
 from legroom.cli.exit_codes import REFUSED
@@ -54,7 +54,7 @@ def _run(conf: Path) -> int:
         return _refuse(_sweep_under_launcher(rank_info))
     sys.argv[1:] = argv.expand_argv(sys.argv[1:], rank_info)
     statuses: list[str] = []  # of the jobs that this process has run
-    sweep, folder = sweeps.new(conf), argv.sweep_folder(sys.argv[1:])
+    sweep, folder = sweeps.new(), argv.sweep_folder(sys.argv[1:])
     if folder is not None and not any(argument.startswith("hydra/launcher=") for argument in sys.argv[1:]):
         sweeps.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
     try:
@@ -70,12 +70,12 @@ def _run(conf: Path) -> int:
     except Refusal as refusal:
         return _refuse(*str(refusal).splitlines())
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        return _refuse(hydra_errors.explain(error, conf))  # no job was started, also in a sweep
+        return _refuse(hydra_errors.explain(error, paths.menus()))  # no job was started, also in a sweep
     except OSError as error:
         return _refuse(single_run.unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir"))
     except Exception as error:
         if hydra_private.raised_by_hydra(error):
-            return _refuse(hydra_errors.explain(error, conf))
+            return _refuse(hydra_errors.explain(error, paths.menus()))
         if not hydra_private.raised_by_plugin(error):
             raise
         if sweeps.INVALID not in statuses:  # whose reason was said
@@ -91,11 +91,12 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     line = flags.split(typed)
     if line.problems or line.names & flags.NO_JOBS:
         return line.flags + line.overrides, line.problems
-    too_large = yaml_files.problems(line.config_dir) if line.config_dir is not None else []
+    own, typed_for_them = flags.own_menus(line)
+    too_large = [problem for folder in own or () for problem in yaml_files.problems(folder)]
     if too_large:
         return line.flags + line.overrides, too_large
-    other_menus = line.names & flags.CONFIG_PATH or any(each.startswith("hydra.searchpath=") for each in line.overrides)
-    folders = [] if other_menus else [conf] if line.config_dir is None else [conf, line.config_dir]
+    paths.remember_menus(typed_for_them, own or ())
+    folders = [] if own is None or line.names & flags.CONFIG_PATH else [conf, *own]
     in_quotes = overrides.quoted(line.overrides)
     sweeping = bool(line.names & argv.MULTIRUN)
     problems = overrides.problems(in_quotes, folders, sweeping)
@@ -127,7 +128,7 @@ def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str]) -> Callabl
             if number is not None:
                 return number  # to the sweeper
         else:
-            statuses.append(single_run.run_alone(composed, hydra_config, conf))
+            statuses.append(single_run.run_alone(composed, hydra_config))
         return statuses[-1]
 
     return job

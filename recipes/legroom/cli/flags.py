@@ -4,11 +4,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from legroom import paths
 from legroom.options import keys, suggestions
 from legroom.third_party import hydra_private
 
 CONFIG_DIR = {"-cd", "--config-dir"}
 CONFIG_PATH = {"-cp", "--config-path"}
+SEARCH_PATH = "hydra.searchpath"
 NO_JOBS = {"--hydra-help", "-sc", "--shell-completion"}  # after these Hydra prints something and runs no jobs
 SHOWS = {"--cfg", "-c", "--info", "-i"}  # what is composed, for a sweep as well
 MISSPELT = 0.75  # as close to one of Hydra's flags as a flag must be that means it
@@ -28,12 +30,12 @@ class CommandLine(NamedTuple):
         return {text.partition("=")[0] for text in self.flags}
 
     @property
-    def config_dir(self) -> Path | None:
+    def config_dir(self) -> str | None:
         """The folder of more menus that --config-dir names."""
         for place, text in enumerate(self.flags):
             name, equals, value = text.partition("=")
             if name in CONFIG_DIR:
-                return Path(value if equals else self.flags[place + 1])
+                return value if equals else self.flags[place + 1]
         return None
 
 
@@ -67,6 +69,29 @@ def split(argv: list[str]) -> CommandLine:
             flags.append(rest.pop(0))
     problem = None if problems else hydra_private.flag_problem(flags)
     return CommandLine(flags, overrides, problems + ([f"{problem}."] if problem else []))
+
+
+def own_menus(line: CommandLine) -> tuple[list[Path] | None, list[str]]:
+    """(the folders of a person's own menus, what named them): --config-dir, and hydra.searchpath.
+
+    None in place of the folders where one of them is none, as pkg://package.
+    """
+    folders, typed = [], []
+    if line.config_dir is not None:
+        folders.append(paths.expanded(line.config_dir))
+        typed.append(f"--config-dir={line.config_dir}")
+    for text in line.overrides:
+        override = keys.parsed(text)
+        if override is None or override.key_or_group != SEARCH_PATH:
+            continue
+        named = override.value()
+        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+            continue  # which Hydra refuses
+        typed.append(text)
+        if any("://" in each and not each.startswith("file://") for each in named):
+            return None, typed
+        folders += [paths.expanded(each.removeprefix("file://")) for each in named]
+    return folders, typed
 
 
 def _full_name(typed: str, known: Collection[str]) -> str | None:

@@ -1,5 +1,6 @@
 """The text of --help: menus, options and keys with their comments, read from the YAML files in conf/."""
 
+import itertools
 import re
 import textwrap
 from collections import Counter
@@ -9,12 +10,12 @@ from typing import NamedTuple
 
 import yaml
 
-from legroom import __version__, invocation, yaml_table
-from legroom.cli import commands, console
+from legroom import __version__, invocation, paths, yaml_table
+from legroom.cli import commands, console, flags
 from legroom.config import GROUPS
 from legroom.errors import Refusal
 from legroom.machine import host
-from legroom.options import hydra_errors, keys, menus, suggestions
+from legroom.options import hydra_errors, keys, menus, overrides, suggestions
 
 FIRST = """Legroom trains a transformer, and says what it takes in memory and time.
 
@@ -52,9 +53,15 @@ class Key(NamedTuple):
 def say(conf: Path, argv: list[str]) -> int:
     """Print the version, or the help that a command line asks for. Returns the exit code. conf: of the menus."""
     try:
-        console.say(version() if "--version" in argv else text(conf, argv))
+        if "--version" in argv:
+            console.say(version())
+        else:
+            line = flags.split(argv)
+            folders, typed = flags.own_menus(line)
+            paths.remember_menus(typed, [_existing(folder) for folder in folders or ()])
+            console.say(text(conf, line.overrides))
     except (Refusal, yaml.YAMLError, UnicodeDecodeError) as error:
-        console.say_problems([str(error) if isinstance(error, Refusal) else hydra_errors.explain(error, conf)])
+        console.say_problems([str(error) if isinstance(error, Refusal) else hydra_errors.explain(error, paths.menus())])
         return 2
     return 0
 
@@ -62,9 +69,11 @@ def say(conf: Path, argv: list[str]) -> int:
 def text(conf: Path, argv: list[str]) -> str:
     """What the command line with --help asks for: what one needs first, everything, or menus and sections by name.
 
-    conf: the folder of the menus. Raises Refusal for a name that is no menu and no section.
+    conf: the folder of the menus; those of a person's own are shown as well. argv: without flags that take a value.
+    Raises Refusal for a name that is no menu and no section.
     """
-    named = [each.partition("=")[0] for each in argv if not each.startswith("-")]
+    argv = [each for each in argv if not each.startswith(("-", flags.SEARCH_PATH))]
+    named = [each.partition("=")[0] for each in argv]
     if named == [ALL]:
         return describe(conf)
     if not named or any("=" in each for each in argv):
@@ -75,6 +84,12 @@ def text(conf: Path, argv: list[str]) -> str:
             near = suggestions.nearest(name, known) or f" There are {', '.join(known)}."
             raise Refusal(f"--help {suggestions.shown(name)}: there is no such menu or section.{near}")
     return "\n\n".join(_menu_in_full(conf, name) if name in GROUPS else _section(conf, name) for name in named)
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise Refusal(f"--config-dir={folder}: there is no such folder. Name one with menus in it, as mine/optim/.")
+    return folder
 
 
 def version() -> str:
@@ -96,6 +111,8 @@ def first(conf: Path) -> str:
             fit.append(name)
         more = f", ... ({len(names)})" if len(fit) < len(names) else ""
         lines.append(f"  {group:<{NAME_WIDTH}}{', '.join(fit)}{more}")
+    for group, files in overrides.experiments(paths.own_menus()).items():
+        lines.append(textwrap.shorten(f"  {f'+{group}':<{NAME_WIDTH}}{', '.join(files)}", COLUMNS, placeholder=" ..."))
     found = {key.name: key for key in keys_of(conf / "config.yaml")}
     lines.append("\nKeys that most runs need:")
     for name in MOST_NEEDED:
@@ -110,12 +127,12 @@ def describe(conf: Path) -> str:
     train = invocation.command()
     lines = [HEAD]
     for group in GROUPS:
-        paths = options_of(conf, group)
-        lines += [group, *(f"  {path.stem:<18}{first_line(path)}" for path in paths), *_shared_keys(group, paths)]
-    for folder in sorted(p for p in (conf / "experiment").glob("*") if p.is_dir()):
-        lines.append(f"+experiment/{folder.name}=   (a whole configuration; 'glob(*)' with -m runs them all)")
-        for path in sorted(folder.glob("*.yaml"), key=lambda p: _row(p.read_text())):
-            lines.append(f"  {path.stem:<42}{_row(path.read_text())}")
+        files = options_of(conf, group)
+        lines += [group, *(f"  {path.stem:<18}{first_line(path)}" for path in files), *_shared_keys(group, files)]
+    for group, named in sorted(overrides.experiments([conf, *paths.own_menus()]).items()):
+        lines.append(f"+{group}=   (a whole configuration; 'glob(*)' with -m runs them all)")
+        for path in sorted(named.values(), key=first_line):
+            lines.append(f"  {path.stem:<42}{first_line(path)}".rstrip())
     lines.append("\nKeys:")
     lines += [_key_line(key.name, key) for key in keys_of(conf / "config.yaml")]
     return "\n".join(lines) + FOOT.format(train=train)
@@ -138,13 +155,15 @@ def _section(conf: Path, name: str) -> str:
 
 
 def options_of(conf: Path, group: str) -> list[Path]:
-    """The files of a menu's options, the default first, x2 before x16."""
+    """The files of a menu's options: the default first, then a person's own, then the others, x2 before x16."""
     defaults = yaml_table.read(conf / "config.yaml")["defaults"]
+    found = menus.options(group, [conf, *paths.own_menus()])
 
-    def order(path: Path) -> tuple[bool, str]:
-        return {group: path.stem} not in defaults, re.sub(r"\d+", lambda number: number[0].zfill(9), path.stem)
+    def order(path: Path) -> tuple[bool, bool, str]:
+        by_number = re.sub(r"\d+", lambda number: number[0].zfill(9), path.stem)
+        return {group: path.stem} not in defaults, path.is_relative_to(conf), by_number
 
-    return sorted((conf / group).glob("*.yaml"), key=order)
+    return sorted(found.values(), key=order)
 
 
 def keys_of(path: Path) -> list[Key]:
@@ -196,9 +215,9 @@ def _key_line(typed: str, key: Key) -> str:
 
 
 def first_line(path: Path) -> str:
-    return path.read_text().splitlines()[0].removeprefix("#").strip()
-
-
-def _row(text: str) -> str:
-    """The comment under an experiment's `@package` line."""
-    return text.splitlines()[1].removeprefix("#").strip()
+    """The comment at the top of an option's or an experiment's file, where Hydra's `@package` may stand first; a file
+    without one is shown by its place."""
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    comments = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    said = (line.removeprefix("#").strip() for line in comments)
+    return next((line for line in said if not line.startswith("@package")), str(path))

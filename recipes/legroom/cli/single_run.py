@@ -9,7 +9,7 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from legroom import invocation
+from legroom import invocation, paths
 from legroom.cli import console
 from legroom.config import Config
 from legroom.errors import Refusal
@@ -36,15 +36,15 @@ class Composed:
     differs: Sequence[str] = ()
 
 
-def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
+def run_alone(composed: DictConfig, hydra_config: HydraConf) -> str:
     """Run one configuration and print its summary. Returns its status; raises only KeyboardInterrupt.
 
-    hydra_config: Hydra's own node. conf: the folder of the menus.
+    hydra_config: Hydra's own node.
     """
     try:
         cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
     except OmegaConfBaseException as error:
-        return _refuse([hydra_errors.explain(error, conf)])
+        return _refuse([hydra_errors.explain(error, paths.menus())])
     if cfg is None or outcome is None:
         return _refuse(problems)
     if cfg.measure.repeats > 1:

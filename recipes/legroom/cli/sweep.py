@@ -47,12 +47,11 @@ STARTED = "started"  # the job has started and has not ended
 class Sweep:
     """A command's sweep.
 
-    name: tells its jobs from those of an earlier command into the same folder. conf: the folder of the menus.
+    name: tells its jobs from those of an earlier command into the same folder.
     argv: the command line. pid, started_at: the process that waits for the jobs, and its start in seconds since 1970.
     """
 
     name: str
-    conf: Path
     argv: tuple[str, ...] = ()
     pid: int = 0
     started_at: float = 0.0
@@ -118,13 +117,12 @@ class Sweep:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def new(conf: Path) -> Sweep:
+def new() -> Sweep:
     """The sweep of this process, with a unique name."""
     import psutil
 
     return Sweep(
         f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}",
-        conf,
         tuple(sys.argv[1:]),
         os.getpid(),
         psutil.Process().create_time(),

@@ -8,7 +8,7 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from legroom import config, invocation
+from legroom import config, invocation, paths
 from legroom.cli import console, exit_codes, single_run, submitit_jobs
 from legroom.cli import sweep as sweeps
 from legroom.cli.job_state import SweepState
@@ -39,7 +39,7 @@ def run_in_sweep(
     try:
         cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
     except OmegaConfBaseException as error:
-        cfg, outcome, problems = None, None, [hydra_errors.explain(error, sweep.conf)]
+        cfg, outcome, problems = None, None, [hydra_errors.explain(error, paths.menus())]
     if cfg is not None and cfg.objective is None and BASIC_SWEEPER not in str(hydra_config.sweeper.get("_target_")):
         cfg, problems = None, [NO_OBJECTIVE]
     if cfg is None or outcome is None:

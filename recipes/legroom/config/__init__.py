@@ -6,6 +6,27 @@ The metadata of a field is described in `legroom.config.fields`.
 """
 
 from legroom.config.gpu import Gpu
-from legroom.config.tree import ESTIMATE_ONLY, GROUPS, Config, from_dict, identity_of, node_types, to_dict
+from legroom.config.tree import (
+    ESTIMATE_ONLY,
+    GROUPS,
+    Config,
+    from_dict,
+    identity_of,
+    kind_of,
+    kinds_of,
+    node_types,
+    to_dict,
+)
 
-__all__ = ["ESTIMATE_ONLY", "GROUPS", "Config", "Gpu", "from_dict", "identity_of", "node_types", "to_dict"]
+__all__ = [
+    "ESTIMATE_ONLY",
+    "GROUPS",
+    "Config",
+    "Gpu",
+    "from_dict",
+    "identity_of",
+    "kind_of",
+    "kinds_of",
+    "node_types",
+    "to_dict",
+]

@@ -19,7 +19,10 @@ IDENTITY = (RUN, TRAINING, LABEL)  # of a key whose field says nothing else
 
 
 def key(default: Any = UNSET, identity: tuple[str, ...] | None = None, **rules: Any) -> Any:
-    """A key of the schema. rules: choices, minimum, below, pattern and an example of it; identity: see the module."""
+    """A key of the schema. rules: choices, minimum, below, pattern and an example of it; identity: see the module.
+
+    `only` among the rules: of the identity that the key has from its section, what is left of it.
+    """
     metadata = rules if identity is None else {**rules, "identity": identity}
     return field(default=default, metadata=metadata)
 
@@ -64,9 +67,17 @@ class Facts:
     not_searched: bool | None = None  # an optimizer that trains too differently for fit to choose it
 
 
+def kinds(*choices: str) -> Any:
+    """What the options of a menu are: the key by which every rule and every behaviour decides.
+
+    An option of one's own, copied from one of ours, inherits it; its name is a label.
+    """
+    return key(choices=choices, only=(RUN, TRAINING))
+
+
 @dataclass
 class Menu:
-    """What every option has."""
+    """What every option has. name: the option's, which is what tables and labels show and nothing decides by."""
 
-    name: str = UNSET
+    name: str = key(only=(LABEL,))
     facts: Facts = field(default_factory=Facts, compare=False, metadata={"recorded": False})

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from legroom.config.fields import UNSET, Menu, at_least, key, one_of
+from legroom.config.fields import UNSET, Menu, at_least, key, kinds, one_of
 
 
 @dataclass
 class Gpu(Menu):
     """A GPU to predict for. Peaks are dense; one that the hardware lacks is null."""
 
+    kind: str = kinds("auto", "card")
     chip: str = UNSET
     device_name: str = UNSET
     memory_bytes: int = at_least(1)

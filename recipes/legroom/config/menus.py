@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from legroom.config.fields import LABEL, RUN, TRAINING, UNSET, Menu, at_least, fraction, key, one_of
+from legroom.config.fields import LABEL, RUN, TRAINING, UNSET, Menu, at_least, fraction, key, kinds, one_of
 
 # What is built one by one, so that a wrong number would fill the host's memory before anything refuses it.
 MOST_LAYERS, MOST_PARTS = 2**11, 2**16  # the latter: experts of a layer, classes, ranks
@@ -11,11 +11,13 @@ MOST_LAYERS, MOST_PARTS = 2**11, 2**16  # the latter: experts of a layer, classe
 
 @dataclass
 class Recipe(Menu):
-    """A name alone."""
+    kind: str = kinds("trainer", "accelerate", "estimate")
 
 
 @dataclass
 class Model(Menu):
+    """Its kind is its family."""
+
     family: str = one_of(
         "bert",
         "gpt2",
@@ -75,6 +77,7 @@ class Model(Menu):
 
 @dataclass
 class Data(Menu):
+    kind: str = kinds("dummy", "source", "text", "chat", "hub", "mrpc", "wikitext")
     samples: int | None = at_least(1)
     seq_len: int = at_least(2)
     eval_samples: int | None = at_least(1)
@@ -117,25 +120,30 @@ class Data(Menu):
 
 @dataclass
 class Precision(Menu):
+    kind: str = kinds("fp32", "tf32", "fp16", "bf16", "bf16_pure", "fp8")
+
     @property
     def autocast(self) -> str | None:
         """The type of the passes under autocast: fp16 or bf16; None without autocast."""
-        return {"fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}.get(self.name)
+        return {"fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}.get(self.kind)
 
     @property
     def weights_dtype(self) -> str:
         """torch's name of the type in which the model's weights are kept."""
-        return "bfloat16" if self.name == "bf16_pure" else "float32"
+        return "bfloat16" if self.kind == "bf16_pure" else "float32"
 
     @property
     def compute_dtype(self) -> str:
         """torch's name of the type in which products with quantised weights are computed, and the other frozen weights
         of such a model are kept."""
-        return {"fp16": "float16", "bf16": "bfloat16", "bf16_pure": "bfloat16"}.get(self.name, "float32")
+        return {"fp16": "float16", "bf16": "bfloat16", "bf16_pure": "bfloat16"}.get(self.kind, "float32")
 
 
 @dataclass
 class Optim(Menu):
+    """kind: what builds the optimizer; transformers does it by `transformers_name`."""
+
+    kind: str = kinds("transformers", "muon", "adamw_fp8")
     transformers_name: str = UNSET
     beta1: float = fraction()
     beta2: float = fraction()
@@ -147,6 +155,11 @@ class Optim(Menu):
     compiles_step: bool = key(recorded="if set")  # on a GPU; recorded, since the workers ask for it
 
     @property
+    def algorithm(self) -> str:
+        """Which optimizer it is: the kind, or transformers' name of one that transformers has."""
+        return self.transformers_name if self.kind == "transformers" else self.kind
+
+    @property
     def keeps_gradients(self) -> bool:
         """Whether the gradients of all weights exist at once."""
         return not self.in_backward
@@ -154,17 +167,20 @@ class Optim(Menu):
 
 @dataclass
 class Accumulation(Menu):
+    kind: str = kinds("none", "fixed", "auto")
     steps: int = at_least(1)
     reason: str | None = UNSET  # why auto chose what it did; derived
 
 
 @dataclass
 class Checkpointing(Menu):
+    kind: str = kinds("none", "selective", "full", "offload")
     every_n_layers: int = at_least(1, identity=(RUN, LABEL))
 
 
 @dataclass
 class Adapter(Menu):
+    kind: str = kinds("none", "lora", "qlora")
     bits: int = one_of(4, 8)
     rank: int = at_least(1)
     alpha: float = at_least(0)
@@ -178,21 +194,23 @@ class Adapter(Menu):
     @property
     def is_used(self) -> bool:
         """Whether an adapter is trained. A configuration of an older record has none."""
-        return self.name not in (None, "none")
+        return self.kind not in (None, "none")
 
 
 @dataclass
 class Loss(Menu):
+    kind: str = kinds("standard", "chunked")
     rows: int | None = at_least(1)
 
 
 @dataclass
 class Kernels(Menu):
-    """A name alone."""
+    kind: str = kinds("none", "liger")
 
 
 @dataclass
 class Parallelism(Menu):
+    kind: str = kinds("single", "dp", "ddp", "fsdp", "fsdp_tp", "pipeline", "zero")
     num_processes: int | None = key(minimum=1, below=MOST_PARTS + 1)
     replicas: int = UNSET  # micro-batches trained on at a time; derived
     gradient_as_bucket_view: bool = UNSET
@@ -225,12 +243,12 @@ class Parallelism(Menu):
     @property
     def one_process(self) -> bool:
         """Whether the mode has one process, on one GPU or on all."""
-        return self.name in ("single", "dp")
+        return self.kind in ("single", "dp")
 
     @property
     def sharded(self) -> bool:
         """Whether each rank keeps only a part of the weights."""
-        return self.name == "fsdp_tp" or (self.name == "fsdp" and self.strategy != "no_shard")
+        return self.kind == "fsdp_tp" or (self.kind == "fsdp" and self.strategy != "no_shard")
 
     @property
     def reshards(self) -> bool:
@@ -250,12 +268,12 @@ class Parallelism(Menu):
     @property
     def waits(self) -> bool:
         """Whether nothing is computed while GPUs send: DataParallel, pipelines, and DeepSpeed's stages 1 and 2."""
-        return self.name in ("dp", "pipeline") or (self.name == "zero" and not self.fetches_ahead)
+        return self.kind in ("dp", "pipeline") or (self.kind == "zero" and not self.fetches_ahead)
 
     @property
     def fetches_ahead(self) -> bool:
         """Whether weights are gathered by the order of the step before: DeepSpeed's stage 3."""
-        return self.name == "zero" and self.stage == 3
+        return self.kind == "zero" and self.stage == 3
 
     @property
     def world_size(self) -> int:
@@ -266,6 +284,7 @@ class Parallelism(Menu):
 
 @dataclass
 class Tracker(Menu):
+    kind: str = kinds("local", "none", "tensorboard", "mlflow", "wandb")
     project: str = UNSET
     tags: list[str] | None = UNSET
     entity: str | None = UNSET

@@ -53,7 +53,7 @@ class Config(HasTarget):
     @property
     def predicts(self) -> bool:
         """Whether the job is an estimate, for a GPU that need not be there: nothing is trained."""
-        return self.recipe.name == "estimate"
+        return self.recipe.kind == "estimate"
 
     @property
     def compiles(self) -> bool:
@@ -95,22 +95,52 @@ def identity_of(key: str) -> frozenset[str]:
     inherited = fields.get(section, {}).get("identity", IDENTITY)
     if not leaf or not dataclasses.is_dataclass(kinds.get(section)):
         return frozenset(inherited)
-    leaves = {each.name: each.metadata for each in dataclasses.fields(kinds[section])}
-    return frozenset(leaves.get(leaf, {}).get("identity", inherited))
+    rules = {each.name: each.metadata for each in dataclasses.fields(kinds[section])}.get(leaf, {})
+    found = frozenset(rules.get("identity", inherited))
+    return found & set(rules["only"]) if "only" in rules else found
+
+
+# The kind of an option of a record without kinds, as older versions wrote them, whose name is no kind.
+_OTHER_KINDS = {menus.Optim: "transformers", menus.Accumulation: "fixed", Gpu: "card"}
+
+
+def kind_of(config: Mapping[str, Any], menu: str) -> str | None:
+    """The kind of the chosen option of a menu, in a configuration as a record has it; None where it has none.
+
+    Options of older records have no kind: theirs is the one that has their name.
+    """
+    values = config.get(menu) or {}
+    return values["kind"] if "kind" in values else _kind_by_name(node_types()[menu], values.get("name"))
+
+
+def kinds_of(menu: str) -> tuple[str, ...]:
+    """The kinds that the options of a menu have; none of a menu in which another key says what an option is."""
+    return _kinds(node_types()[menu])
+
+
+@functools.cache
+def _kinds(cls: type) -> tuple[str, ...]:
+    return next((each.metadata["choices"] for each in dataclasses.fields(cls) if each.name == "kind"), ())
+
+
+def _kind_by_name(cls: type, name: str | None) -> str | None:
+    return name if name in _kinds(cls) else _OTHER_KINDS.get(cls)
 
 
 def from_dict(values: dict, cls: type = Config):
     """The typed tree of a plain dictionary: what Hydra composed, or the `config` of a record.
 
-    Keys without a value become None, so that `cfg.data.path` can be read whatever the option.
+    Keys without a value become None, so that `cfg.data.path` can be read whatever the option. An option without the key
+    `kind`, as in the record of an older version, gets the kind that has its name.
     """
-    kinds = node_types(cls)
+    if _kinds(cls) and "name" in values and "kind" not in values:
+        values = values | {"kind": _kind_by_name(cls, values["name"])}
     return cls(
         **{
             name: from_dict(values.get(name) or {}, kind)
             if isinstance(kind, type) and dataclasses.is_dataclass(kind)
             else (None if values.get(name, MISSING) == MISSING else values[name])
-            for name, kind in kinds.items()
+            for name, kind in node_types(cls).items()
         }
     )
 

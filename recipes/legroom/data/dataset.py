@@ -75,9 +75,9 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     the token that the model's head looks for at the end of each row, which all rows need.
     Raises Refusal for data that cannot be used.
     """
-    if cfg.data.name == "dummy":
+    if cfg.data.kind == "dummy":
         built = _dummy(cfg, task, vocab, last_id)
-    elif cfg.data.name == "source":
+    elif cfg.data.kind == "source":
         built = _source(cfg, task, vocab, head)
     else:
         built = _tokenised(cfg, task, vocab, head, last_id)

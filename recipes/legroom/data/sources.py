@@ -23,7 +23,7 @@ def build(cfg: Config, task: str, vocab: int, head: Mapping[str, int] | None, wa
 
     warn: is given what is assumed, cut or left out. Raises Refusal for data that cannot be used.
     """
-    published = cfg.data.name in data_sources.PUBLISHED
+    published = cfg.data.kind in data_sources.PUBLISHED
     texts, held_out = _published(cfg, task, warn) if published else _parts(cfg, task, warn)
     encoder = tokens_module.for_data(cfg, vocab, warn)
     if has_conversations(cfg):
@@ -37,7 +37,7 @@ def build(cfg: Config, task: str, vocab: int, head: Mapping[str, int] | None, wa
 def _published(cfg: Config, task: str, warn: Warn) -> list[datasets.Dataset]:
     """The texts of a data set of the hub, or of files with the same columns: to train on, and to evaluate on."""
     # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
-    texts = text_data.published(cfg.data.name, cfg.data.path, _format(cfg, "line_break"), warn)
+    texts = text_data.published(cfg.data.kind, cfg.data.path, _format(cfg, "line_break"), warn)
     if task != "language_modelling":
         overlap.warn_of_overlap(texts[0], texts[1], False, warn)
     return texts
@@ -45,7 +45,7 @@ def _published(cfg: Config, task: str, warn: Warn) -> list[datasets.Dataset]:
 
 def _read(cfg: Config, task: str, key: str, warn: Warn) -> tuple[datasets.Dataset, bool]:
     """(the rows of the files or of the split that data.<key> names, whether they are documents of plain text)."""
-    if cfg.data.name == "hub":
+    if cfg.data.kind == "hub":
         (rows, source), files = hub.split(cfg, key), []
     else:
         rows, source = None, f"data.{key}={getattr(cfg.data, key)}"
@@ -99,7 +99,7 @@ def _named(cfg: Config, names: Collection[str]) -> dict[str, str]:
 def _parts(cfg: Config, task: str, warn: Warn) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """(what to train on, what to evaluate on)."""
     data = cfg.data
-    key, eval_key = ("split", "eval_split") if data.name == "hub" else ("path", "eval_path")
+    key, eval_key = ("split", "eval_split") if data.kind == "hub" else ("path", "eval_path")
     texts, is_plain = _read(cfg, task, key, warn)
     held_out, done = None, ""
     if getattr(data, eval_key):

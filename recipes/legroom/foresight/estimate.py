@@ -96,7 +96,7 @@ def _write_step_file(
 ) -> None:
     """Enter the operations of the step into the record, and write what the estimate's page shows of it."""
     gpu = cfg.gpu if cfg.target.gpu and not cfg.parallelism.steps_on_host else None
-    operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size)
+    operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.kind, cfg.parallelism.world_size)
     outcome.operations = operations.summary
     shown = {"rank": simulated.rank, "timeline": timeline, "operations": operations.details}
     outcome.warnings += step_file.try_writing(shown, folder)

@@ -97,7 +97,7 @@ def simulate_step(
     written = fullest_rank.of(cfg, steps)
     if not cfg.compile:
         return written
-    checkpointed = cfg.checkpointing.name != "none"
+    checkpointed = cfg.checkpointing.kind != "none"
     warnings = [*written.warnings, AS_WRITTEN + CHECKPOINTED * checkpointed]
     return replace(written, warnings=warnings, error_share=CHECKPOINTED_ERROR * checkpointed)
 
@@ -171,9 +171,9 @@ def _simulate(
 
 def _played_mode(cfg: Config, loop: setup.Loop) -> list[str]:
     """Let the loop's step be that of DataParallel or DeepSpeed, which do not run here. Returns warnings."""
-    if cfg.parallelism.name == "dp":
+    if cfg.parallelism.kind == "dp":
         loop.model = Replicas(loop.model, cfg.parallelism.world_size)  # type: ignore[assignment]
-    return zero_ranks.attach(cfg, loop) if cfg.parallelism.name == "zero" else []
+    return zero_ranks.attach(cfg, loop) if cfg.parallelism.kind == "zero" else []
 
 
 def _tally_of_mode(cfg: Config, loop: setup.Loop, tally: Tally, micro_batches: int) -> Tally:

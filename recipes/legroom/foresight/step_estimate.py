@@ -203,7 +203,7 @@ def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
     options = gpu_specs.options()
     if isinstance(gpu, Mapping):
         usual = next(iter(options.values()))
-        values: dict[str, Any] = {key: usual[key] for key in NOT_OF_A_SHEET}
+        values: dict[str, Any] = {key: usual[key] for key in ("kind", *NOT_OF_A_SHEET)}
         values |= {**options.get(str(gpu.get("name")), {}), **gpu}
         keys = set(config.node_types(Gpu)) - {"facts"}
         missing, unknown = sorted(keys - values.keys()), sorted(values.keys() - keys)

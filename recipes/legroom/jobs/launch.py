@@ -48,7 +48,7 @@ def start(job: Job, source: ForkServer | None = None) -> list[Running]:
     """
     parallelism = job.record.config["parallelism"]
     world_size = parallelism["num_processes"]
-    one_process = world_size == 1 and parallelism["name"] in ("single", "dp")
+    one_process = world_size == 1 and parallelism["kind"] in ("single", "dp")
     if job.rank_info.launched or one_process or job.record.recipe == "estimate":  # an estimate simulates the ranks
         return [_start(job, source)]
     return _start_ranks(job, world_size, source)

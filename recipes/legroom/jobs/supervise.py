@@ -142,7 +142,7 @@ class Supervisor:
                     return "interrupted"
                 self._stop.to_stop = True
             if forward_stop and self._stop.to_stop and not forwarded:
-                if self.job.record.config["recipe"]["name"] == "estimate":
+                if self.job.record.recipe == "estimate":
                     return "interrupted"
                 forwarded = True
                 self._signal_workers(signal.SIGTERM)

@@ -151,7 +151,7 @@ class TrainingRun:
             cfg.measure.warmup_steps,
             cfg.train.log_seconds,
             self.progress.send,
-            self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
+            self.folder if cfg.tracker.kind != "none" and self.rank_info.is_main else None,
             steps_per_epoch=loop.steps_per_epoch,
             compiled=cfg.compiles or cfg.model.flex_attention,
             before=start.values["step_log"] if start else None,

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 from legroom import paths, yaml_table
-from legroom.machine import host
 
 MENU = paths.CONF / "gpu"
 VARIANTS = Path(__file__).with_name("gpu_variants.yaml")
@@ -39,12 +38,6 @@ def find(device_name: str, memory_bytes: int = 0) -> dict | None:
 
 def _named(chip: str, device_name: str) -> bool:
     return re.search(rf"\b{re.escape(chip)}\b", device_name) is not None
-
-
-def is_installed(option: str) -> bool:
-    """Whether the GPU of this machine is the one that an option of the menu describes."""
-    here = host.gpus()
-    return bool(here) and find(here[0].name, here[0].memory_bytes) == options()[option]
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

@@ -69,7 +69,7 @@ def _choose_devices(cfg: Config, rank_info: RankInfo) -> None:
     """Set which GPUs the worker sees."""
     if cfg.predicts:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif cfg.target.on_gpu and cfg.parallelism.name != "dp":
+    elif cfg.target.on_gpu and cfg.parallelism.kind != "dp":
         # One device, also where several are visible: the Trainer would use them all.
         os.environ["CUDA_VISIBLE_DEVICES"] = host.gpus()[rank_info.local_rank].uuid
         host.gpus.cache_clear()
@@ -85,7 +85,7 @@ def _may_ask_hub(cfg: Config) -> bool:
     """Whether the job names a model, a tokenizer, a kernel or a data set that is not a local folder."""
     names = [cfg.model.pretrained, cfg.data.tokenizer if cfg.data.tokenizer != "bytes" else None]
     names.append(cfg.model.attention if "/" in cfg.model.attention else None)
-    data_on_hub = cfg.data.name in ("mrpc", "wikitext") and cfg.data.path is None
+    data_on_hub = cfg.data.kind in ("mrpc", "wikitext") and cfg.data.path is None
     return data_on_hub or any(name and not paths.expanded(name).exists() for name in names)
 
 

@@ -9,7 +9,7 @@ from legroom.config import Config
 from legroom.options import hooks, menus
 from legroom.options.hooks import PASSES, Cost, Dimension, Lever
 
-EXPERIMENT = re.compile(r"\+{1,2}(experiment/\w+)=(\w+)")
+EXPERIMENT = re.compile(r"\+{1,2}(experiment(?:/\w+)*)=(\w+)")
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
@@ -26,7 +26,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A batch that is larger than the data, where the number of samples is known before the data is read."""
     count, devices = cfg.data.samples, cfg.parallelism.replicas or 1  # None: `resolve` has found a problem
-    if cfg.predicts or cfg.data.name not in ("dummy", "source") or count is None:
+    if cfg.predicts or cfg.data.kind not in ("dummy", "source") or count is None:
         return []
     return [larger_than_data(cfg, count)] if count < cfg.batch.per_device * devices else []
 
@@ -53,7 +53,7 @@ def rate_advice(cfg: Config, overrides: list[str], folders: list[Path]) -> list[
     typed = any(each.lstrip("+").startswith("train.learning_rate=") for each in overrides)
     file = menus.options(named[0][1], folders).get(named[0][2]) if len(named) == 1 else None
     rate, mode = cfg.train.learning_rate, cfg.parallelism
-    if typed or not rate or mode.name == "dp" or cfg.predicts or file is None:
+    if typed or not rate or mode.kind == "dp" or cfg.predicts or file is None:
         return []
     values = yaml_table.read(file)
     chosen = {

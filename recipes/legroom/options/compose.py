@@ -1,6 +1,7 @@
 """From overrides to a typed, validated configuration and an empty record."""
 
 import functools
+import json
 from pathlib import Path
 
 import hydra
@@ -9,7 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from legroom import config
+from legroom import config, paths
 from legroom.errors import Refusal
 from legroom.options import batch, hydra_errors, menus, save, validate
 from legroom.records import record
@@ -52,20 +53,28 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
         return None, None, [str(refusal)]
     problems = problems or validate.choose(cfg)
     resolved, environment = config.to_dict(cfg), collect_environment(cfg)
+    if paths.own_menus():
+        environment["menus"] = paths.menus_as_typed()
     key = record.config_key(resolved, environment["versions"])
     advice = [] if problems else batch.rate_advice(cfg, overrides, folders)
-    return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment, warnings=advice), problems
+    return cfg, record.Record(cfg.recipe.kind, overrides, resolved, key, environment, warnings=advice), problems
 
 
 def compose(conf: Path, *overrides: str) -> Prepared:
-    """`prepare` for the command line with these overrides. conf: the folder of the menus."""
+    """`prepare` for the command line with these overrides, with the options of a person's own menus.
+
+    conf: the folder of the menus.
+    """
     store_schema()
+    own = paths.own_menus()
+    if own:
+        overrides = (*overrides, f"hydra.searchpath={json.dumps([str(folder) for folder in own], ensure_ascii=False)}")
     with hydra.initialize_config_dir(str(conf.absolute()), version_base="1.3"):
         composed = hydra.compose("config", list(overrides), return_hydra_config=True)
     hydra_config = composed.hydra
     with open_dict(composed):
         del composed.hydra
-    return prepare(composed, hydra_config, [conf])
+    return prepare(composed, hydra_config, [conf, *own])
 
 
 def compose_valid(conf: Path, *overrides: str) -> tuple[config.Config, record.Record]:

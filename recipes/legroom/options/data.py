@@ -20,7 +20,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab*", "*.model
 
 def resolve(cfg: Config) -> list[str]:
     """Fills in the tokenizer: the one that pretrained weights bring, bytes for the models of the menu."""
-    if cfg.data.name in data_sources.TEXTS and cfg.data.tokenizer is None:
+    if cfg.data.kind in data_sources.TEXTS and cfg.data.tokenizer is None:
         cfg.data.tokenizer = cfg.model.pretrained or "bytes"
     return []
 
@@ -29,22 +29,22 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Problems: files that do not exist or do not fit the task, and vocabularies too small for bytes."""
     data, found = cfg.data, []
     found += _tokenizer_problems(cfg) + _encoding_problems(cfg)
-    in_bytes = data.name == "source" or data.tokenizer == "bytes"
+    in_bytes = data.kind == "source" or data.tokenizer == "bytes"
     if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
         found.append(
             f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. Type model.vocab=512."
         )
-    if data.name in ENDLESS and data.samples is None:
+    if data.kind in ENDLESS and data.samples is None:
         return found + [f"data={data.name} needs a number of sequences, not data.samples=null. Type data.samples=512."]
-    if data.name in data_sources.OWN_FILES and data.path is None:
-        kinds = ".jsonl, .json, .parquet or .csv" if data.name == "chat" else ".txt, .jsonl, .csv or .parquet"
+    if data.kind in data_sources.OWN_FILES and data.path is None:
+        kinds = ".jsonl, .json, .parquet or .csv" if data.kind == "chat" else ".txt, .jsonl, .csv or .parquet"
         return found + [f"data={data.name} needs data.path=: {kinds}, a file, a folder or a pattern."]
-    if data.name == "text" and data.task == "chat":
+    if data.kind == "text" and data.task == "chat":
         return found + ["data.task=chat with data=text: type data=chat, which reads conversations from files."]
-    possible = task.TASKS.get(data.name, TASKS_OF_ANY if data.name != "dummy" else TASKS_OF_ANY[1:])
+    possible = task.TASKS.get(data.kind, TASKS_OF_ANY if data.kind != "dummy" else TASKS_OF_ANY[1:])
     if data.task is not None and data.task not in possible:
         return found + [f"data.task={data.task} with data={data.name}: its rows are for {', '.join(possible)} alone."]
-    if data.name == "hub":
+    if data.kind == "hub":
         found += _hub_problems(cfg)
     return found + _ignored(cfg, given) + _file_problems(cfg) + _group_problems(cfg) + _mask_problems(cfg)
 
@@ -69,11 +69,11 @@ def _file_problems(cfg: Config) -> list[str]:
     data, found = cfg.data, []
     for key in ("path", "eval_path"):
         value = getattr(data, key)
-        if value is None or data.name not in (*data_sources.OWN_FILES, *data_sources.PUBLISHED):
+        if value is None or data.kind not in (*data_sources.OWN_FILES, *data_sources.PUBLISHED):
             continue
         try:
-            if data.name in data_sources.PUBLISHED:
-                data_sources.splits(data.name, value)
+            if data.kind in data_sources.PUBLISHED:
+                data_sources.splits(data.kind, value)
                 continue
             kind, typed = data_sources.kind(data_sources.find(value, f"data.{key}")[0]), f"data.{key}={value}"
             if kind == ".txt":
@@ -107,7 +107,7 @@ def _hub_problems(cfg: Config) -> list[str]:
 def _txt_problems(cfg: Config, files: str) -> list[str]:
     """Why a .txt file does not do. files: the key that names it, with its value."""
     data = cfg.data
-    if data.name == "chat":
+    if data.kind == "chat":
         return [
             f"data=chat: a .txt file has no conversations: {files}. Give a .jsonl file with {data.messages_column} in "
             "each line, or type data=text."
@@ -169,7 +169,7 @@ def _encoding_problems(cfg: Config) -> list[str]:
             "".encode(data.encoding)
         except (LookupError, ValueError):
             found.append(f"data.encoding={data.encoding} is no encoding of texts. Type utf-8, latin-1 or another one.")
-    if data.name in data_sources.PUBLISHED and data.path is None and data.separator is not None:
+    if data.kind in data_sources.PUBLISHED and data.path is None and data.separator is not None:
         found.append(f"data.separator={data.separator} is for files of your own. Give data.path=, or leave it out.")
     return found
 

@@ -12,7 +12,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return []
     typed = [key for key in ("estimate.explain", "estimate.hint_seconds") if key in given]
     lines = [f"{key} belongs to recipe=estimate. Leave it out, or add recipe=estimate." for key in typed]
-    if "estimate.margin" in given and cfg.accumulation.name != "auto":
+    if "estimate.margin" in given and cfg.accumulation.kind != "auto":
         lines.append(
             "estimate.margin belongs to recipe=estimate and to accumulation=auto. Leave it out, or add one of them."
         )

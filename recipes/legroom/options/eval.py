@@ -20,9 +20,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     typed = {key: f"eval.{key}={value}" for key, value in asked.items() if value is not None}
     every, generate = typed.get("every_steps"), typed.get("generate")
     slides = " and ".join(typed[key] for key in ("window", "stride") if key in typed)
-    off, dummy, causal = not cfg.eval.enabled, cfg.data.name == "dummy", task.is_causal(cfg)
+    off, dummy, causal = not cfg.eval.enabled, cfg.data.kind == "dummy", task.is_causal(cfg)
     talks = task.has_conversations(cfg)
-    one, sharded = "Leave one of them out.", cfg.parallelism.name in ("fsdp", "fsdp_tp", "pipeline", "zero")
+    one, sharded = "Leave one of them out.", cfg.parallelism.kind in ("fsdp", "fsdp_tp", "pipeline", "zero")
     typed_precision = cfg.eval.precision and f"eval.precision={cfg.eval.precision}"
     precision = f"{typed_precision}, which rounds the weights that are trained on"
     bound = "eval.max_samples" in given and f"eval.max_samples={cfg.eval.max_samples or 'null'}"
@@ -49,7 +49,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"eval.stride={stride} is more than eval.window={window} (null: data.seq_len), so tokens between two "
             f"windows would not be scored. Type eval.stride={window} or less."
         ]
-    if cfg.data.name == "source" and stride > cfg.data.seq_len:
+    if cfg.data.kind == "source" and stride > cfg.data.seq_len:
         return [
             f"data=source is evaluated in passages of data.seq_len={cfg.data.seq_len} tokens, so a window cannot "
             f"move on by {stride}. Type eval.stride={cfg.data.seq_len} or less."

@@ -28,7 +28,7 @@ def sharding_group(cfg: Config) -> int:
 
 def resolve(cfg: Config) -> list[str]:
     """Replaces gpu=auto of an estimate by the installed GPU. Returns what prevents it."""
-    if not cfg.predicts or cfg.gpu.name != "auto" or cfg.device == "cpu":
+    if not cfg.predicts or cfg.gpu.kind != "auto" or cfg.device == "cpu":
         return []
     if not host.gpus():
         return [f"recipe=estimate: there is no GPU here to predict for. Choose one, gpu={gpu_specs.names()}."]
@@ -37,7 +37,8 @@ def resolve(cfg: Config) -> list[str]:
     if figures is None:
         return [f"gpu=auto: there are no figures of {here.name}. Choose a GPU near to it, gpu={gpu_specs.names()}."]
     installed = figures | {
-        "name": "auto",
+        "name": cfg.gpu.name,
+        "kind": "auto",
         "device_name": here.name,
         "memory_bytes": here.memory_bytes,
         "capability": ".".join(map(str, here.capability)),
@@ -58,9 +59,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 def _peak_problems(cfg: Config) -> list[str]:
     """A GPU without the peak of the type that a step's products are in, as a person's own may be."""
-    if not cfg.predicts or cfg.device == "cpu" or cfg.gpu.name == "auto":
+    if not cfg.predicts or cfg.device == "cpu" or cfg.gpu.kind == "auto":
         return []
-    dtype = {"bf16_pure": "bf16", "fp8": "bf16"}.get(cfg.precision.name, cfg.precision.name)
+    dtype = {"bf16_pure": "bf16", "fp8": "bf16"}.get(cfg.precision.kind, cfg.precision.kind)
     if getattr(cfg.gpu, f"{dtype}_tflops") is not None or requirements.problems(cfg, "precision"):
         return []
     return [
@@ -83,7 +84,7 @@ def _machines_problems(cfg: Config) -> list[str]:
             f"gpu.machines={machines}: the network between them is missing. Add gpu.machine_link_gb_per_second=, the "
             "GB/s of one machine in each direction, of all its network cards together: 50 for 400 Gb/s."
         )
-    if own.name in ("single", "dp"):
+    if own.one_process:
         found.append(
             f"gpu.machines={machines} needs ranks on each of them, and parallelism={own.name} is one process. Type "
             f"parallelism=ddp or parallelism=fsdp with parallelism.num_processes={8 * machines}, of all machines."
@@ -98,10 +99,19 @@ def _machines_problems(cfg: Config) -> list[str]:
     return found
 
 
+def _is_installed(gpu: config.Gpu) -> bool:
+    """Whether the GPU of this machine has the figures of an option, whatever the option is called."""
+    here = host.gpus()
+    figures = gpu_specs.find(here[0].name, here[0].memory_bytes) if here else None
+    if figures is None:
+        return False
+    return all(getattr(gpu, key) == value for key, value in figures.items() if key not in ("name", *NOT_OF_A_SHEET))
+
+
 def _option_problems(cfg: Config) -> list[str]:
     """A GPU that is neither installed nor predicted for."""
     name, estimated, on_cpu = cfg.gpu.name, cfg.predicts, cfg.device == "cpu"
-    if name == "auto" or (not on_cpu and (estimated or gpu_specs.is_installed(name))):
+    if cfg.gpu.kind == "auto" or (not on_cpu and (estimated or _is_installed(cfg.gpu))):
         return []
     if estimated:
         return [

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legroom.config import Config
+from legroom.config.fields import Menu
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -109,10 +110,14 @@ def _chosen(cfg: Config, choice: str, more: str) -> str | None:
     found: Any = cfg
     for part in key.split("."):
         found = getattr(found, part)
-    text = str(found).lower() if isinstance(found, bool) else str(getattr(found, "name", found))
-    text = more.partition("=")[2] if more.startswith(f"{key}=") else text
+    text = str(found).lower() if isinstance(found, bool) else str(found)
+    shown = text
+    if isinstance(found, Menu):  # of an option of one's own the kind decides, and its name is what was typed
+        text, shown = str(getattr(found, "kind", found.name)), found.name
+    if more.startswith(f"{key}="):
+        text = shown = more.partition("=")[2]
     has = text in values.split(",") if values else text not in ("None", "false")
-    return f"{key}={text}" if has else None
+    return f"{key}={shown}" if has else None
 
 
 def is_possible(cfg: Config, choice: str) -> bool:

@@ -7,11 +7,12 @@ import yaml
 from hydra.errors import ConfigCompositionException, MissingConfigException
 
 from legroom import config
+from legroom.config.fields import MISSING
 from legroom.options import keys, menus, suggestions
 
 
 def option_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
-    """A line for each menu that a file has left without an option, or with one of another name."""
+    """A line for each menu that a file has left without an option, or with one of another name or of no kind."""
     problems = []
     for group in config.GROUPS:
         option = choices.get(group)
@@ -19,6 +20,11 @@ def option_problems(values: dict, choices: dict, folders: list[Path]) -> list[st
             problems.append(menus.needs_option(group, folders))
         elif values[group].get("name") != option:
             problems.append(f"{group}={option}: the file {group}/{option}.yaml must have the line name: {option}.")
+        elif (kinds := config.kinds_of(group)) and values[group].get("kind") in (None, MISSING):
+            problems.append(
+                f"{group}={option}: {group}/{option}.yaml does not say what the option is. Give it the line kind: as "
+                f"the option has it that it was copied from; {group} has the kinds {', '.join(kinds)}."
+            )
     return problems
 
 
@@ -41,17 +47,17 @@ INSTEAD = {
 }
 
 
-def explain(error: Exception, conf: Path) -> str:
+def explain(error: Exception, folders: list[Path]) -> str:
     """The line for an error of Hydra or OmegaConf: what is wrong, and what to type instead.
 
-    conf: the folder of the menus.
+    folders: of menus, where Hydra looked.
     """
     text = str(error)
     text_and_cause = f"{text}\n{error.__cause__ or ''}"
     if isinstance(error, (yaml.YAMLError, UnicodeDecodeError)):
-        return _unreadable_file(error, conf)
+        return _unreadable_file(error, folders)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        unknown = _unknown_option(str(error.missing_cfg_file), conf) if error.options is not None else _said(text)
+        unknown = _unknown_option(str(error.missing_cfg_file), folders) if error.options is not None else _said(text)
         return _of_file(text) or unknown  # what the file of a name refers to, or an option
     not_overridden = re.search(r"Could not override '([^'@]+)", text)
     found = re.search(r"full_key: (\S+)", text_and_cause) or not_overridden
@@ -104,13 +110,13 @@ def _said(text: str) -> str:
     return " ".join([said, *[way for pattern, way in INSTEAD.items() if re.search(pattern, said)][:1]])
 
 
-def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, conf: Path) -> str:
+def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, folders: list[Path]) -> str:
     """The line for a YAML file that cannot be read: the file, the line and what is wrong there."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         problem = getattr(error, "problem", None) or "it cannot be read"
         return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}."
-    for path in sorted(conf.rglob("*.yaml")):
+    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
         try:
             path.read_text(encoding="utf-8")
         except UnicodeDecodeError as wrong:
@@ -118,12 +124,12 @@ def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, conf: Path) -> 
     return f"a YAML file of the configuration is no UTF-8 text: {' '.join(str(error).split())}."
 
 
-def _unknown_option(missing: str, conf: Path) -> str:
+def _unknown_option(missing: str, folders: list[Path]) -> str:
     """The line for `menu/option` where the menu has no such option."""
     group, _, option = missing.rpartition("/")
     if group.startswith("hydra/"):
         line = f"{group}={option}: it is not installed, or Hydra has no such option. {NOT_INSTALLED.get(group, '')}"
         return line.strip()
-    known = sorted(path.stem for path in (conf / group).glob("*.yaml"))
+    known = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
     suggestion = suggestions.nearest(option, known)
     return f"{group}={option}: there is no such option.{suggestion} {group} has {', '.join(known)}."

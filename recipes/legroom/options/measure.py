@@ -13,7 +13,7 @@ NOT_SEEN = {
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Measurements that another option rules out."""
-    reason = NOT_SEEN.get(cfg.parallelism.name)
+    reason = NOT_SEEN.get(cfg.parallelism.kind)
     if not cfg.measure.operations or reason is None or cfg.predicts:
         return []
     return [

@@ -51,4 +51,11 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
     return problems
 
 
-MENUS_OWN = {"name", "facts", "family", "transformers_name", "compiles_step"}  # keys that only an option's YAML sets
+MENUS_OWN = {
+    "name",
+    "kind",
+    "facts",
+    "family",
+    "transformers_name",
+    "compiles_step",
+}  # keys that only an option's YAML sets

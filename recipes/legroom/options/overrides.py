@@ -1,7 +1,7 @@
 """The overrides of a command line, one at a time, before Hydra composes: what each may set, and with which values."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,20 +147,45 @@ def _quotes(text: str) -> str:
 
 
 def _experiment_problems(override: Override, folders: list[Path]) -> list[str]:
-    """An experiment is added with a plus, from its folder."""
+    """An experiment is added with a plus: `+experiment=mine`, or one of a folder, `+experiment/guide=fp16`."""
     key, values = override.key_or_group, hydra_private.values_of(override)
     if not folders:
         return []
-    files = [path for folder in folders for path in sorted(folder.glob("experiment/*/*.yaml"))]
-    known = list(dict.fromkeys(f"experiment/{path.parent.name}" for path in files))
-    if key in known and override.type == OverrideType.ADD and isinstance(override.value(), NAMES):
-        return []
-    named = [f"+experiment/{path.parent.name}={path.stem}" for path in files if path.stem in (values or [])]
-    instead = named or [f"+{name}=<name>" for name in ([key] if key in known else known)]
-    return [
-        f"{suggestions.shown(override.input_line or key)}: an experiment is added with a plus, from its folder. "
-        f"Type {' or '.join(instead)}."
-    ]
+    groups = experiments(folders)
+    typed = suggestions.shown(override.input_line or key)
+    # A name may have its folder in front: +experiment=guide/fp16.
+    names = [f"{group}/{name}".removeprefix(f"{key}/") for group in groups for name in groups[group]]
+    known = key in groups or any(group.startswith(f"{key}/") for group in groups)
+    if known and override.type == OverrideType.ADD and isinstance(override.value(), NAMES):
+        named = [str(each) for value in values or () for each in (value if isinstance(value, list) else [value])]
+        unknown = [name for name in named if name not in names and "${" not in name]
+        if not unknown:
+            return []
+        near = _experiment_named(unknown[0], groups) or suggestions.nearest(unknown[0], names)
+        own = ", ".join(groups.get(key, ())) or "none of its own"
+        return [f"{typed}: there is no experiment {key}/{unknown[0]}.{near} {key} has {own}."]
+    named = [_typed_experiment(group, name) for group in groups for name in groups[group] if name in (values or [])]
+    instead = named or [f"+{group}=<name>" for group in ([key] if key in groups else groups)]
+    return [f"{typed}: an experiment is added with a plus, from its folder. Type {' or '.join(instead)}."]
+
+
+def experiments(folders: list[Path]) -> dict[str, dict[str, Path]]:
+    """`experiment`, and each folder in it as `experiment/guide`, with the files that lie there, by name."""
+    groups: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("experiment/**/*.yaml")):
+            groups.setdefault(path.parent.relative_to(folder).as_posix(), {}).setdefault(path.stem, path)
+    return groups
+
+
+def _typed_experiment(group: str, name: str) -> str:
+    return f"+{group}={name}"
+
+
+def _experiment_named(name: str, groups: Mapping[str, Collection[str]]) -> str:
+    """' Type +experiment/guide=fp16.' for a name that another folder of experiments has."""
+    found = [_typed_experiment(group, name) for group in groups if name in groups[group]]
+    return f" Type {' or '.join(found)}." if found else ""
 
 
 def _value_problems(override: Override, key: str, typed: str, folders: list[Path]) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom import paths
-from legroom.config import Config, identity_of, to_dict
+from legroom.config import GROUPS, Config, identity_of, kind_of, kinds_of, to_dict
 from legroom.config.fields import LENGTH, TRAINING
 from legroom.options import hooks, save
 from legroom.options import model as model_options
@@ -47,6 +47,8 @@ def signature(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for section, values in {**config, "model": model}.items():
         nested = isinstance(values, dict)
+        if nested and section in GROUPS and kinds_of(section):
+            values = {**values, "kind": kind_of(config, section)}  # which records of older versions do not have
         keys = {f"{section}.{key}": value for key, value in values.items()} if nested else {section: values}
         found |= {key: value for key, value in keys.items() if identity_of(key) & {TRAINING, LENGTH}}
     found["batch.effective"] = (

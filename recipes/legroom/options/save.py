@@ -11,7 +11,7 @@ def final_by_default(cfg: Config, in_sweep: bool) -> bool:
 
     in_sweep: the configuration is that of a sweep's job.
     """
-    trains = not cfg.predicts and cfg.data.name != "dummy"  # random ids: only the figures are wanted
+    trains = not cfg.predicts and cfg.data.kind != "dummy"  # random ids: only the figures are wanted
     return bool(cfg.model.pretrained) and trains and not in_sweep
 
 

@@ -23,7 +23,7 @@ OF_ROWS = ("classification", "regression", "multi_label")  # a label for a row a
 
 def has_conversations(cfg: Config) -> bool:
     """Whether the rows of the data are conversations."""
-    return cfg.data.name == "chat" or cfg.data.task == "chat"
+    return cfg.data.kind == "chat" or cfg.data.task == "chat"
 
 
 def task(cfg: Config) -> str | None:
@@ -33,8 +33,8 @@ def task(cfg: Config) -> str | None:
     """
     if cfg.data.task is not None:
         return "language_modelling" if cfg.data.task == "chat" else cfg.data.task
-    if cfg.data.name in TASKS:
-        return TASKS[cfg.data.name][0]
+    if cfg.data.kind in TASKS:
+        return TASKS[cfg.data.kind][0]
     if cfg.model.pretrained:
         return None
     return "classification" if cfg.model.family in model_families.ENCODERS else "language_modelling"

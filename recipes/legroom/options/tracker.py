@@ -12,7 +12,7 @@ MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")  # all that
 
 def switched_off(cfg: Config) -> str | None:
     """What keeps W&B from sending anything: a key or a variable, as typed; None if nothing does."""
-    if cfg.tracker.name != "wandb":
+    if cfg.tracker.kind != "wandb":
         return None
     if cfg.tracker.mode:
         return "tracker.mode=disabled" if cfg.tracker.mode == "disabled" else None
@@ -24,13 +24,13 @@ def switched_off(cfg: Config) -> str | None:
 
 def sends(cfg: Config) -> bool:
     """Whether a run is sent to a tracker, besides steps.jsonl."""
-    return cfg.tracker.name not in ("none", "local") and switched_off(cfg) is None
+    return cfg.tracker.kind not in ("none", "local") and switched_off(cfg) is None
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Values that a tracker refuses. Its package is a fact of its option; one that then fails never ends a run."""
     tracker, found = cfg.tracker, []
-    if tracker.name != "wandb":
+    if tracker.kind != "wandb":
         return found
     key, mode = ("tracker.mode", tracker.mode) if tracker.mode else ("WANDB_MODE", os.environ.get("WANDB_MODE"))
     if mode and mode not in MODES:

@@ -14,11 +14,11 @@ DDP_KEYS = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
 
 def mode_arguments(cfg: Config) -> dict[str, Any]:
     """What both recipes give to `Accelerator` for the mode of parallelism. Needs the initialised process group."""
-    if cfg.parallelism.name == "zero":
+    if cfg.parallelism.kind == "zero":
         return zero.accelerator_arguments(cfg)
     if cfg.parallelism.sharded:
         return _fsdp()
-    return _ddp(cfg) if cfg.parallelism.name in ("ddp", "fsdp") else {}
+    return _ddp(cfg) if cfg.parallelism.kind in ("ddp", "fsdp") else {}
 
 
 def _ddp(cfg: Config) -> dict[str, Any]:

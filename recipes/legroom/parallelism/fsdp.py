@@ -73,7 +73,7 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     """
     own = cfg.parallelism
     four_bits.as_floats(model, _storage(cfg))
-    dtype = DTYPES.get(cfg.precision.name)
+    dtype = DTYPES.get(cfg.precision.kind)
     settings: dict[str, Any] = {
         "mesh": _mesh(cfg, model, device),
         "reshard_after_forward": own.reshards,
@@ -91,7 +91,7 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
 
 def _storage(cfg: Config) -> torch.dtype:
     """The type as which FSDP shards weights in 4 bits: that of the computation, since it would cast any other."""
-    return DTYPES.get(cfg.precision.name, torch.bfloat16)
+    return DTYPES.get(cfg.precision.kind, torch.bfloat16)
 
 
 def reshard(model: nn.Module) -> None:
@@ -105,7 +105,7 @@ def reshard(model: nn.Module) -> None:
 def _mesh(cfg: Config, model: PreTrainedModel, device: str) -> DeviceMesh:
     """The mesh over which FSDP shards, one- or two-dimensional. With tensor parallelism, splits the layers first."""
     own, ranks = cfg.parallelism, rank_info.current_rank().world_size
-    if own.name == "fsdp_tp":
+    if own.kind == "fsdp_tp":
         shape = (ranks // own.tensor_size, own.tensor_size)
         mesh = init_device_mesh(device, shape, mesh_dim_names=("shard", "tensor"))
         split(model, mesh["tensor"], own.split)

@@ -45,7 +45,7 @@ def configuration(cfg: Config) -> dict[str, Any]:
         "bf16": {},
         "fp16": {},
         "torch_autocast": {
-            "enabled": cfg.precision.name == "bf16",
+            "enabled": cfg.precision.kind == "bf16",
             "dtype": "bfloat16",
             "lower_precision_safe_modules": [],
         },

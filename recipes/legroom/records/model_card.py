@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom import invocation, paths
+from legroom.config import kind_of
 from legroom.machine import host
 from legroom.records import record_file, run_folder
 from legroom.records.record import Record, evaluated_in, quality
@@ -84,10 +85,12 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     config, kind, adapter = outcome.config, _kind(outcome), _adapter(outcome.config)
     data, pretrained = config["data"], config["model"].get("pretrained")
     base = _public(pretrained) if pretrained else f"{config['model']['name']}, from random weights"
-    talks = "chat" in (data["name"], data.get("task"))
-    about = DATA.get(data["name"]) or f"the data set {_public(data['path'])}"
+    of_data = kind_of(config, "data")
+    talks = "chat" in (of_data, data.get("task"))
+    about = DATA.get(str(of_data)) or f"the data set {_public(data['path'])}"
     versions = outcome.environment["versions"] | {"legroom": VERSION, "peft": host.version("peft")}
-    typed = [shown for each in outcome.overrides if (shown := _shown(each, data["name"] == "hub"))]
+    typed = [shown for each in outcome.overrides if (shown := _shown(each, of_data == "hub"))]
+    typed = [f"{each.partition('=')[0]}=..." for each in outcome.environment.get("menus", [])] + typed
     use = usage(outcome, "RUN", invocation.command("chat", anywhere=True))
     use = use and use.replace("RUN/model", "FOLDER").replace("RUN", "FOLDER")  # a merged model is in no run
     if use and (called := _called(outcome)):
@@ -104,7 +107,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
         use = f"{use}\n```\n\nOr with transformers:\n\n```\n{lines_of_python}"
     bits = config.get("adapter", {}).get("bits")
     what = f"an adapter ({adapter}{f', of the base in {bits} bits' if bits else ''})" if adapter else "the whole model"
-    if not adapter and config.get("adapter", {}).get("name", "none") != "none":
+    if not adapter and kind_of(config, "adapter") not in (None, "none"):
         what += f": the base with an adapter ({config['adapter']['name']}) added" + ", dequantised" * bool(bits)
     front = {
         "library_name": "peft" if adapter else "transformers",
@@ -137,8 +140,9 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
 
 def _adapter(config: dict[str, Any]) -> str | None:
     """The adapter that was saved beside its base, if one was."""
-    name = config.get("adapter", {}).get("name")
-    return None if name in (None, "none") or config["save"].get("merge") else name
+    if kind_of(config, "adapter") in (None, "none") or config["save"].get("merge"):
+        return None
+    return config["adapter"]["name"]
 
 
 def _kind(outcome: Record) -> tuple[str, str]:
@@ -150,7 +154,7 @@ def _kind(outcome: Record) -> tuple[str, str]:
 def _called(outcome: Record) -> str | None:
     """The lines that call a model for which there is no pipeline: one of random ids, or one that finds answers
     (transformers 5 has none any more)."""
-    if outcome.config["data"]["name"] == "dummy":
+    if kind_of(outcome.config, "data") == "dummy":
         return IDS
     return QUESTION if _kind(outcome)[0] == "question-answering" else None
 

@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 
-from legroom.config import ESTIMATE_ONLY, identity_of
+from legroom.config import ESTIMATE_ONLY, identity_of, kind_of
 from legroom.config.fields import RUN
 from legroom.records.printable import printable
 
@@ -273,7 +273,7 @@ def config_key(config: dict, versions: dict) -> str:
     config: resolved. It counts every key whose identity in the schema is `config.fields.RUN`, except for the menus that
     this recipe does not read. versions: package -> version.
     """
-    unread = [] if config["recipe"]["name"] == "estimate" else ESTIMATE_ONLY
+    unread = [] if kind_of(config, "recipe") == "estimate" else ESTIMATE_ONLY
     kept = {}
     for section, values in config.items():
         if section in unread:

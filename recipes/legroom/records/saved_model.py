@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom import invocation, paths
+from legroom.config import kind_of
 from legroom.errors import Refusal
 from legroom.records import checkpoint_files, record_file, run_folder
 from legroom.records.record import Record
@@ -52,7 +53,7 @@ def _training(found: Record, *instead: str) -> str:
     left_out = ("resume=", "save.final=", "recipe=estimate", "gpu=", "gpu.", "estimate.")
     left_out += tuple(each.partition("=")[0] for each in instead)
     typed = [each for each in found.overrides if not each.startswith(left_out)]
-    return " ".join([invocation.command(), *map(shlex.quote, [*typed, *instead])])
+    return " ".join([invocation.command(), *map(shlex.quote, [*found.environment.get("menus", []), *typed, *instead])])
 
 
 def _using(use: str, run: Path) -> str:
@@ -100,7 +101,7 @@ def check_talks(folder: Path, found: Record | None, compare: bool) -> None:
     else:
         check_speaks(str(folder), settings(folder / "config.json").get("architectures") or [])
     if not (folder / "tokenizer_config.json").is_file():
-        if found is not None and found.config["data"]["name"] == "dummy":
+        if found is not None and kind_of(found.config, "data") == "dummy":
             instead = f"{_training(found, 'data=source')} save.final=true"
             raise Refusal(
                 f"{folder} was trained on random ids (data=dummy), no text. For one that talks, type {instead}"

@@ -49,7 +49,7 @@ def sweep_line(cfg: Config, folder: Path) -> str:
     """What to type to see or to send all jobs of a sweep in this folder, or ""."""
     if not tracker_options.sends(cfg):
         return ""
-    kind = TRACKERS[cfg.tracker.name]
+    kind = TRACKERS[cfg.tracker.kind]
     line = kind.sweep_line(folder.absolute())
     return f"{kind.label}: {line}" if line else ""
 
@@ -61,7 +61,7 @@ def _job(cfg: Config, folder: Path, name: str, group: str | None, config: dict[s
     tags = list(dict.fromkeys(filter(None, [*chosen, *(cfg.tracker.tags or ())])))
     settings, folder = dataclasses.asdict(cfg.tracker), folder.absolute()
     steps = stamp(folder / run_folder.STEPS_FILE)
-    return Job(cfg.tracker.name, settings, str(folder), name, group, tags, config, steps)
+    return Job(cfg.tracker.kind, settings, str(folder), name, group, tags, config, steps)
 
 
 def summary(outcome: Record) -> dict[str, Any]:

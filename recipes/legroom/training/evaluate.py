@@ -83,7 +83,7 @@ def evaluating(cfg: Config, loop: Any) -> Iterator[Any]:
     model = unwrap.inner_model(loop.accelerator, loop.model)
     dtypes = [(weight, weight.dtype) for weight in model.parameters()]
     buffers = [(module, *each) for module in model.modules() for each in module.named_buffers(recurse=False)]
-    forward = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine applies autocast
+    forward = loop.model if cfg.parallelism.kind == "zero" else model  # DeepSpeed's engine applies autocast
     swapped = unwrap.evaluation_weights(loop.optimizer)  # in the types that its optimizer has
     with torch.no_grad(), swapped, unwrap.without_routers_loss(model):
         if cfg.eval.precision:

@@ -113,7 +113,7 @@ def build(
     for lever in ingredients.levers:
         lever.model_on_device(model)
     accelerate_private.cache_lomo_check()
-    loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
+    loop_type = trainer.Loop if cfg.recipe.kind == "trainer" else accelerate_loop.Loop
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
     for lever in ingredients.levers:
         lever.after_prepare(loop)

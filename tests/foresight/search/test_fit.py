@@ -217,7 +217,7 @@ def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_pa
     words = tiny("batch.per_device=2", "model.layers=6", "model.width=128", *words)
     cfg, _, problems = space.compose_estimate(*words)
     assert not problems
-    (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.name], str(tmp_path))
+    (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.kind], str(tmp_path))
     outcome, why = runner.predict(words)
     assert not why
     assert extrapolation.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)

@@ -160,7 +160,7 @@ def test_other_modes_are_extrapolated(tmp_path, words):
     chosen += ["model.layers=12", "model.width=64", "batch.per_device=1", "data.samples=32"]
     cfg, _, problems = space.compose_estimate(*chosen)
     assert cfg is not None and not problems, problems
-    (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.name], str(tmp_path))
+    (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.kind], str(tmp_path))
     outcome, why = runner.predict(chosen)
     assert not why and 0.9 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
     assert extrapolation.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=0.01)

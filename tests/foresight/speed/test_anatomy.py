@@ -32,12 +32,12 @@ def simulated(tmp_path_factory):
     cfg, outcome, problems = compose(*small(*V100, "model.layers=3", "accumulation=x4", "precision=fp16"))
     assert not problems
     seen = simulation.simulate_step(cfg, str(tmp_path_factory.mktemp("a")), 10**12, record_origins=True)
-    return cfg, seen, anatomy.predicted(seen.tally, cfg.gpu, cfg.precision.name, 1)
+    return cfg, seen, anatomy.predicted(seen.tally, cfg.gpu, cfg.precision.kind, 1)
 
 
 def test_the_groups_sum_to_the_predicted_seconds(simulated):
     cfg, seen, made = simulated
-    whole = roofline.predict(seen.tally, cfg.gpu, cfg.precision.name)
+    whole = roofline.predict(seen.tally, cfg.gpu, cfg.precision.kind)
     assert sum(sums(made.summary, "phase").values()) == pytest.approx(whole.device_seconds)
     calls = sum(times for counts in seen.tally.counts.values() for times in counts.values())
     assert sum(sums(made.summary, "phase", "calls").values()) == calls

@@ -111,7 +111,7 @@ def rank_of(cfg: Config, fake: FakeDevice, rank: int) -> Iterator[None]:
     They run on torch's "fake" process group, which communicates nothing.
     """
     count = cfg.parallelism.world_size
-    if count == 1 and not cfg.parallelism.sharded and cfg.parallelism.name != "zero":
+    if count == 1 and not cfg.parallelism.sharded and cfg.parallelism.kind != "zero":
         yield  # nor does Accelerate use DDP for one GPU
         return
     environment = dict(os.environ)  # Accelerate writes to it, too
@@ -127,7 +127,7 @@ def rank_of(cfg: Config, fake: FakeDevice, rank: int) -> Iterator[None]:
         streams = patched(torch.accelerator, current_stream=Stream)
         sums = patched(collectives, all_reduce_sum=all_reduce_sum)
         even = transformers_models_private.replaced_routes(_even_routes, _same_counts)
-        routes = even if cfg.parallelism.experts or cfg.parallelism.name == "fsdp_tp" else contextlib.nullcontext()
+        routes = even if cfg.parallelism.experts or cfg.parallelism.kind == "fsdp_tp" else contextlib.nullcontext()
         kept = torch_distributed_private.messages_keep_tensors() if cfg.parallelism.stages else contextlib.nullcontext()
         with torch_distributed_private.replaced_ddp(FakeDDP), kept, sums, streams, routes, _engine(cfg):
             yield
@@ -140,7 +140,7 @@ def rank_of(cfg: Config, fake: FakeDevice, rank: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _engine(cfg: Config) -> Iterator[None]:
     """Inside, parallelism=zero needs no DeepSpeed, whose engine `zero_ranks` plays."""
-    if cfg.parallelism.name != "zero":
+    if cfg.parallelism.kind != "zero":
         yield
         return
     wrapper = torch_distributed_private.replaced_ddp(zero_ranks.ZeroModel)

@@ -118,7 +118,7 @@ class Adviser:
         """What is typed, without what `fit` chooses, and some changes."""
         sections = {*FREE, *(["parallelism"] if count != self.here else [])}
         keys = {ATTENTION} if self.cfg.model.attention in ("auto", "sdpa", "eager") else set()
-        keys |= {"optim"} if self.cfg.optim.name in optim.FUSED else set()
+        keys |= {"optim"} if optim.is_adamw(self.cfg) else set()
         kept = []
         for text in self.trials.outcome.overrides:
             key = text.lstrip("+~").partition("=")[0]
@@ -197,7 +197,7 @@ def _least_share(cfg: Config) -> float:
     gathered = extrapolation.without_resharding(cfg)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            (made,) = extrapolation.extrapolate(gathered, [cfg.precision.name], folder)
+            (made,) = extrapolation.extrapolate(gathered, [cfg.precision.kind], folder)
     except (Refusal, UnknownOperation):
         return float("inf")
     if gathered is not cfg:

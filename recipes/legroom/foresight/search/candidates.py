@@ -52,7 +52,7 @@ def candidates_of(
         precisions.setdefault(SAME_OPERATIONS.get(precision, precision), []).append(precision)
     for mode in tried["parallelism"]:
         kept = extrapolation.without_resharding(_config(search, {"parallelism": mode})).parallelism
-        modes.setdefault((kept.name, kept.strategy), []).append(mode)
+        modes.setdefault((kept.kind, kept.strategy), []).append(mode)
     groups = []
     for alike, together, *values in itertools.product(
         precisions.values(), modes.values(), *(tried[lever] for lever in OF_GROUPS)
@@ -117,7 +117,7 @@ class _Group:
         configs = [_config(self.search, self.light | levers | {space.BATCH: batch}) for batch in batches]
         if not resharding:
             configs = list(map(extrapolation.without_resharding, configs))
-        precisions = [precision or self.search.base.precision.name for precision in self.precisions]
+        precisions = [precision or self.search.base.precision.kind for precision in self.precisions]
         future = self.workers.submit(extrapolate_chain, configs, precisions, self.capacity_bytes, bool(self.resharding))
         self.submitted.append(future)
         return future

@@ -126,7 +126,7 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
     parts = (cfg.parallelism.stages or 1) * (cfg.parallelism.chunks or 1)
     period = math.lcm(cfg.checkpointing.every_n_layers or 1, repeats) * parts
     depths: tuple[int | None, ...] = (layers,)
-    if not cfg.model.pretrained and cfg.parallelism.name != "zero":
+    if not cfg.model.pretrained and cfg.parallelism.kind != "zero":
         first = (DEPTHS_SHARDED if cfg.parallelism.sharded else DEPTHS)[0] * parts
         first += (layers - first) % period
         if layers > first + period:
@@ -216,7 +216,7 @@ def _gathered_bytes(cfg: Config, network: PreTrainedModel) -> int:
     """The whole weights of the units that FSDP gathers one after the other, in the dtype in which they are gathered."""
     if not cfg.parallelism.sharded:
         return 0
-    half = 2 if cfg.precision.name in ("fp16", "bf16") else None  # fsdp.shard: MixedPrecisionPolicy
+    half = 2 if cfg.precision.kind in ("fp16", "bf16") else None  # fsdp.shard: MixedPrecisionPolicy
     return sum(
         weight.numel() * (half or weight.element_size())
         for unit in fsdp.units(network, cfg.parallelism.wrap, cfg.parallelism.wrap_min_parameters)

@@ -41,7 +41,7 @@ def changed_mathematics(cfg: Config) -> list[tuple[Lever, ...]]:
 
 def adapters(cfg: Config) -> list[tuple[Lever, ...]]:
     """Sets with small matrices that are trained beside the weights, the smallest change first."""
-    if cfg.adapter.name != "none":
+    if cfg.adapter.kind != "none":
         return []
     products = [lever for lever in hooks.memory_levers(cfg) if lever.cost is Cost.LOW_PRECISION_PRODUCTS]
     kinds = [Lever(f"adapter={name}", Cost.OTHER_WEIGHTS) for name in ("lora", "qlora")]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from legroom import paths
 from legroom.config import Config
 from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
@@ -13,7 +14,6 @@ from legroom.levers.parallelism import rules as parallelism
 from legroom.machine import host
 from legroom.options import menus
 from legroom.options.overrides import FOLDER_KEYS
-from legroom.paths import CONF
 
 # Overrides that no printed command repeats: two of them in one folder would refuse each other.
 OF_ONE_RUN = (*FOLDER_KEYS, "resume")
@@ -72,7 +72,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
         problems = _device_problems(cfg) or _count_problems(cfg, options, request.given)
     if cfg is None or problems:
         return None, problems
-    if cfg.accumulation.name != "none":
+    if cfg.accumulation.kind != "none":
         request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file
     effective = cfg.batch.per_device * cfg.accumulation.steps * cfg.parallelism.replicas
     ranks = cfg.parallelism.replicas * (cfg.parallelism.stages or 1)  # each has as many micro-batches as it needs
@@ -119,7 +119,7 @@ def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[Any]
     if dimension.changes_numbers and lever not in request.options.allow:
         return dimension.alike(search.base) if dimension.alike is not None else ()
     asked = [value for value in dimension.asked if value in request.options.allow]
-    return [*(dimension.values or menus.options(lever, [CONF])), *asked]
+    return [*(dimension.values or menus.options(lever, paths.menus())), *asked]
 
 
 def _tried_with(lever: str, request: _Request, share: int) -> list[list[str]]:
@@ -221,7 +221,7 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
     mode, asked, visible = cfg.parallelism, options.gpus, len(host.gpus())
     typed = given.get("parallelism.num_processes")
     are_visible = f"{visible} {'is' if visible == 1 else 'are'} visible here"
-    if mode.name == "single" and typed and typed != "parallelism.num_processes=1":
+    if mode.kind == "single" and typed and typed != "parallelism.num_processes=1":
         return [
             f"{typed} has no effect on parallelism={mode.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
             "with it: parallelism=fsdp."
@@ -233,7 +233,7 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
             f"GPU{'s' * (mode.num_processes != 1)}. Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp "
             f"for {asked}."
         ]
-    if asked and cfg.gpu.name == "auto" and asked > visible:
+    if asked and cfg.gpu.kind == "auto" and asked > visible:
         return [f"fit.gpus={asked}, and {are_visible}. Type fit.gpus={visible}, or name the GPU: gpu=rtx4090_24gb."]
     return []
 

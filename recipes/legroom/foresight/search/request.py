@@ -7,10 +7,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override
 
+from legroom import paths
 from legroom.foresight.search.space import DIMENSIONS
 from legroom.machine import host
 from legroom.options import keys, menus, suggestions
-from legroom.paths import CONF
 from legroom.third_party import hydra_private
 
 KEYS = (
@@ -163,7 +163,7 @@ def read_places(overrides: list[str], options: Options) -> tuple[list[Place], li
         if override is not None and override.key_or_group == "gpu" and _names_options(override):
             typed = list(dict.fromkeys(_gpus(override)))
             names = [*typed]
-            known = list(menus.options("gpu", [CONF]))
+            known = list(menus.options("gpu", paths.menus()))
             problems += [] if typed else [f"{text}: no option of the menu gpu has such a name."]
             problems += [
                 f"gpu={name}: there is no such option.{suggestions.nearest(name, known)} gpu has {', '.join(known)}."
@@ -202,6 +202,6 @@ def _gpus(override: Override) -> list[str]:
     """The options that gpu= names: without auto, the installed one, in a pattern where there is none."""
     value = override.value()
     if isinstance(value, Glob):
-        found = value.filter(list(menus.options("gpu", [CONF])))
+        found = value.filter(list(menus.options("gpu", paths.menus())))
         return [name for name in found if name != "auto" or host.gpus()]
     return [str(name) for name in hydra_private.values_of(override) or [value]]

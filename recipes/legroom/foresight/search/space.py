@@ -9,12 +9,11 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from legroom import invocation, levers
+from legroom import invocation, levers, paths
 from legroom.config import Config
 from legroom.levers.parallelism.rules import CONTEXT, SYNC_EACH_BATCH, replicas
 from legroom.machine import host
 from legroom.options import compose, hooks, hydra_errors, overrides, train, validate
-from legroom.paths import CONF
 from legroom.third_party import hydra_private
 
 BATCH = "batch.per_device"
@@ -110,7 +109,7 @@ class SearchSpace:
         return getattr(option, leaf) if option is not None else now(self.base, lever)
 
     def command(self, chosen: dict[str, Any]) -> str:
-        return f"{invocation.command()} {shlex.join(self.overrides_of(chosen))}"
+        return f"{invocation.command()} {shlex.join([*paths.menus_as_typed(), *self.overrides_of(chosen)])}"
 
     def possible(self, chosen: dict[str, Any]) -> bool:
         """Whether the values of a choice are tried together: some never are, some not in its mode of parallelism."""
@@ -167,15 +166,15 @@ def not_searched(search: SearchSpace) -> str:
 def compose_estimate(*typed: str) -> compose.Prepared:
     """`compose.compose` of an estimate: (cfg, record, problems), with what cannot be composed as problems."""
     in_quotes = overrides.quoted(typed)
-    problems = overrides.problems(in_quotes, [CONF], sweeping=False)
+    problems = overrides.problems(in_quotes, paths.menus(), sweeping=False)
     if problems:
         return None, None, problems
     try:
-        return compose.compose(CONF, *in_quotes, "recipe=estimate")
+        return compose.compose(paths.CONF, *in_quotes, "recipe=estimate")
     except Exception as error:
         if not hydra_private.raised_by_hydra(error):
             raise
-        return None, None, [hydra_errors.explain(error, CONF)]
+        return None, None, [hydra_errors.explain(error, paths.menus())]
 
 
 # --- values that are not tried together ---------------------------------------------------------------

@@ -57,4 +57,4 @@ def _operations(tally: Tally) -> Iterator[tuple[Operation, float]]:
 
 
 def _seconds(cfg: Config, operation: Operation) -> float:
-    return roofline.device_seconds(operation, cfg.gpu, cfg.precision.name, efficiencies.of_gpu(cfg.gpu))
+    return roofline.device_seconds(operation, cfg.gpu, cfg.precision.kind, efficiencies.of_gpu(cfg.gpu))

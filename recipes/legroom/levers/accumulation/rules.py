@@ -23,13 +23,13 @@ CHOOSE = "from legroom.foresight.auto_batch import entry; entry()"
 
 def resolve(cfg: Config) -> list[str]:
     """Derives the steps from `batch.effective`, where that is given. With auto, `choose` replaces them later."""
-    if cfg.accumulation.name == "auto":
+    if cfg.accumulation.kind == "auto":
         return [] if cfg.accumulation.reason else _resolve_auto(cfg)
     if cfg.batch.effective is None:
         return []
     effective, typed = cfg.batch.effective, f"batch.effective={cfg.batch.effective}"
     twice = f"{typed} derives the accumulation, and {{}} sets it too. Leave one of them out."
-    if cfg.accumulation.name != "none":
+    if cfg.accumulation.kind != "none":
         return [Problem(twice.format(f"accumulation={cfg.accumulation.name}"), "batch.effective")]
     at_once = cfg.batch.per_device * parallelism.replicas(cfg)
     if effective % at_once:
@@ -49,7 +49,7 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Typed keys that accumulation=auto chooses."""
-    if cfg.accumulation.name != "auto":
+    if cfg.accumulation.kind != "auto":
         return []
     typed = sorted({"batch.per_device", "accumulation.steps", "accumulation.reason"} & set(given))
     return [f"accumulation=auto chooses {key}. Leave one of them out." for key in typed]
@@ -75,7 +75,7 @@ def _resolve_auto(cfg: Config) -> list[str]:
             "accumulation=auto chooses the largest batch that fits a GPU, and this job has none. "
             "Choose accumulation=x4, or leave it out."
         ]
-    if cfg.parallelism.name != "single":
+    if cfg.parallelism.kind != "single":
         return [
             f"accumulation=auto is for one process, and parallelism={cfg.parallelism.name} has several. "
             "Choose batch.per_device yourself."
@@ -89,10 +89,10 @@ def choose(cfg: Config) -> list[str]:
 
     Takes some seconds: the estimate runs in a separate process, since it needs torch.
     """
-    if cfg.accumulation.name != "auto":
+    if cfg.accumulation.kind != "auto":
         return []
     asked = copy.deepcopy(cfg)
-    asked.recipe.name = "estimate"
+    asked.recipe.kind = "estimate"
     if gpu_options.resolve(asked):  # it names other GPUs, which a training refuses
         return [f"accumulation=auto: there are no figures of {host.gpus()[0].name}. Choose batch.per_device yourself."]
     answer = json.loads(_ask(json.dumps(config.to_dict(asked), sort_keys=True)))

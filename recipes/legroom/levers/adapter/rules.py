@@ -58,7 +58,7 @@ def warnings(cfg: Config) -> list[str]:
             f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. "
             "Type model.pretrained= for an adapter that can be used."
         )
-    if cfg.precision.name == "bf16" and not cfg.adapter.bits:
+    if cfg.precision.kind == "bf16" and not cfg.adapter.bits:
         found.append(
             f"precision=bf16 keeps the frozen weights of adapter={cfg.adapter.name} in fp32, and casts them in every "
             "step. Type precision=bf16_pure for half their memory; the adapter is bf16 then, too."

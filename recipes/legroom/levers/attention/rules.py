@@ -74,7 +74,7 @@ def _flash_problems(cfg: Config, package: Package) -> list[str]:
             f"model.attention={name} needs the package {package.name}: {package.install}, or choose "
             "model.attention=sdpa."
         ]
-    if cfg.precision.name not in ("fp16", "bf16", "bf16_pure", "fp8"):
+    if cfg.precision.kind not in ("fp16", "bf16", "bf16_pure", "fp8"):
         return [f"model.attention={name} works in 16 bits only. Choose precision=bf16, or model.attention=sdpa."]
     return []
 

@@ -24,14 +24,14 @@ class Apply(Behaviour):
                 f"checkpointing={self.cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
                 "Type checkpointing=none."
             )
-        if self.cfg.checkpointing.name == "selective" and architecture.model_type == "gpt_oss":
+        if self.cfg.checkpointing.kind == "selective" and architecture.model_type == "gpt_oss":
             raise Refusal(
                 f"checkpointing=selective: the experts of {architecture.model_type} add their biases to a product in "
                 "place, and that product would be kept. Type checkpointing=full."
             )
 
     def model_on_device(self, model: Any) -> None:
-        enable(model, self.cfg.checkpointing.name, self.cfg.checkpointing.every_n_layers or 1)
+        enable(model, self.cfg.checkpointing.kind, self.cfg.checkpointing.every_n_layers or 1)
 
 
 def enable(model: Any, kind: str, every_n_layers: int = 1) -> None:

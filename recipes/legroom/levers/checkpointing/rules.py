@@ -11,7 +11,7 @@ COPIES = "what its copies between GPU and host take differs by machine, from a f
 
 def warnings(cfg: Config) -> list[str]:
     """What offload does not do."""
-    if cfg.checkpointing.name != "offload" or cfg.target.on_gpu:
+    if cfg.checkpointing.kind != "offload" or cfg.target.on_gpu:
         return []
     return [
         "checkpointing=offload on a CPU is checkpointing=full: the layers' inputs are in the host's memory already."
@@ -20,15 +20,15 @@ def warnings(cfg: Config) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """Options that keep less than the chosen one; and all layers, where only some are checkpointed."""
-    name, every = cfg.checkpointing.name, cfg.checkpointing.every_n_layers or 1
-    stronger = [option for option in COSTS if COSTS[option] > COSTS.get(name, Cost.NO_SPEED)]
+    kind, every = cfg.checkpointing.kind, cfg.checkpointing.every_n_layers or 1
+    stronger = [option for option in COSTS if COSTS[option] > COSTS.get(kind, Cost.NO_SPEED)]
     levers = [
         Lever(f"checkpointing={option}", COSTS[option], (PASSES,))
         for option in stronger
         if not (option == "offload" and not cfg.target.on_gpu)
     ]
     if every > 1:
-        levers.insert(0, Lever("checkpointing.every_n_layers=1", COSTS[name], (PASSES,)))
+        levers.insert(0, Lever("checkpointing.every_n_layers=1", COSTS[kind], (PASSES,)))
     return levers
 
 
@@ -48,11 +48,11 @@ CONFLICTS = (
     ),
 )
 
-SEARCH = (Dimension("checkpointing", 20, not_tried=lambda cfg: COPIES * (cfg.checkpointing.name == "offload") or None),)
+SEARCH = (Dimension("checkpointing", 20, not_tried=lambda cfg: COPIES * (cfg.checkpointing.kind == "offload") or None),)
 
 
 def chosen(cfg: Config) -> bool:
-    return cfg.checkpointing.name != "none"
+    return cfg.checkpointing.kind != "none"
 
 
 hooks.register_module("checkpointing", globals())

@@ -16,7 +16,7 @@ FAMILIES = {"llama", "mixtral", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma
 
 def chosen(cfg: Config) -> bool:
     """Whether Liger's kernels are used. A configuration of an older record has no such menu."""
-    return cfg.kernels.name == "liger"
+    return cfg.kernels.kind == "liger"
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:

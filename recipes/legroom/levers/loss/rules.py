@@ -9,7 +9,7 @@ from legroom.options.hooks import PASSES, Conflict, Cost, Dimension, Lever
 
 def chosen(cfg: Config) -> bool:
     """Whether whole logits are avoided. A configuration of an older record has no such menu."""
-    return cfg.loss.name == "chunked"
+    return cfg.loss.kind == "chunked"
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:

@@ -27,9 +27,9 @@ def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module
 
     Biases and norms, as transformers' Trainer tells them by name, have no weight decay; 8-bit optimizers keep the
     states of embeddings in 32 bits.
-    args: the class and its settings are transformers' for `args.optim`, unless FACTORIES has the option.
+    args: the class and its settings are transformers' for `args.optim`, unless FACTORIES has it.
     """
-    factory = FACTORIES.get(cfg.optim.name)
+    factory = FACTORIES.get(cfg.optim.algorithm)
     built = _of_transformers_table(args, model) if factory is None else factory(cfg, args, model)
     for lever in hooks.behaviours(cfg):
         lever.wrap_optimizer(built)
@@ -125,7 +125,7 @@ def _muon(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Combi
 
 def warnings(cfg: Config, model: torch.nn.Module) -> list[str]:
     """What a person may not expect of the optimizer that was built for this model; a line each."""
-    if cfg.optim.name != "muon":
+    if cfg.optim.kind != "muon":
         return []
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     inside = {id(weight): weight for stack in stacks for weight in stack.parameters() if weight.requires_grad}
@@ -153,7 +153,7 @@ def _torchao(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Op
     """AdamW of torchao with states in few bits. On a CPU its step runs as written: compiling it for each shape of a
     weight takes longer than it saves."""
     optimizer: Any = _of_transformers_table(args, model)
-    if cfg.optim.name == "adamw_fp8":  # which transformers lacks
+    if cfg.optim.kind == "adamw_fp8":  # which transformers lacks
         from torchao.optim import AdamWFp8
 
         names = ("params", "betas", "eps", "weight_decay")
@@ -175,6 +175,6 @@ class _Uncompiled(Optimizer):
 FACTORIES: dict[str, Factory] = {
     "muon": _muon,
     "stable_adamw": _stable_adamw,
-    **dict.fromkeys(("adamw8bit_ao", "adamw4bit", "adamw_fp8"), _torchao),
+    **dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit", "adamw_fp8"), _torchao),
 }
-"""Option of the menu `optim` -> its factory, for an optimizer that transformers' table lacks or does not finish."""
+"""Kind, or transformers' name -> factory, for an optimizer that transformers' table lacks or does not finish."""

@@ -4,12 +4,14 @@ import copy
 from collections.abc import Collection
 from typing import Any
 
+from legroom import paths
 from legroom.config import Config
 from legroom.levers.compile.rules import gpu_problems
-from legroom.options import hooks
+from legroom.options import hooks, menus
 from legroom.options.hooks import STEP, Conflict, Cost, Dimension, Lever
 
-FUSED = ("adamw", "adamw_fused")
+# Options that compute the same in other kernels, with what the optimizer is called.
+ADAMW = {"adamw": "adamw_torch", "adamw_fused": "adamw_torch_fused"}
 LEAPS = (
     "optim={}: where the gradients of a block differ by orders of magnitude, the second moment of the small ones "
     "rounds to zero, and such a weight may move by thousands of learning rates at once. Watch the loss, or choose "
@@ -92,16 +94,26 @@ def _in_backward_lever(cfg: Config) -> list[Lever]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """Optimizers with smaller states, or with smaller temporaries in the step; steps inside the backward pass."""
-    name, mode = cfg.optim.name, cfg.parallelism.name
-    whole_weights = mode in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
-    in_8_bits = name in ("adamw", "adamw_fused") and whole_weights
-    levers = [
+    algorithm, adamw = cfg.optim.algorithm, is_adamw(cfg)
+    whole_weights = cfg.parallelism.kind in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
+    fused = Cost.NO_SPEED if adamw and algorithm == ADAMW["adamw"] else None
+    levers = {
         # The fused kernel has no temporary copy of all weights.
-        Lever("optim=adamw_fused", Cost.NO_SPEED if name == "adamw" else None, (STEP,)),
-        Lever("optim=adafactor"),
-        Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if in_8_bits else None),
-    ]
-    return [lever for lever in levers if lever.overrides != f"optim={name}"] + _in_backward_lever(cfg)
+        ADAMW["adamw_fused"]: Lever("optim=adamw_fused", fused, (STEP,)),
+        "adafactor": Lever("optim=adafactor"),
+        "adamw_bnb_8bit": Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if adamw and whole_weights else None),
+    }
+    return [lever for made, lever in levers.items() if made != algorithm] + _in_backward_lever(cfg)
+
+
+def is_adamw(cfg: Config) -> bool:
+    """Whether the optimizer computes what optim=adamw does, in whatever kernels; an option of one's own may have other
+    values."""
+    if cfg.optim.algorithm not in ADAMW.values():
+        return False
+    plain = menus.option_values("optim", "adamw", [paths.CONF])
+    own = {key: getattr(cfg.optim, key) for key in ("beta1", "beta2", "epsilon")}
+    return cfg.optim.name in ADAMW or (not cfg.optim.args and all(plain[key] == own[key] for key in own))
 
 
 def not_tried(cfg: Config) -> str | None:
@@ -115,7 +127,11 @@ def not_tried(cfg: Config) -> str | None:
 
 def alike(cfg: Config) -> tuple[str, ...]:
     """The optimizers that compute what the chosen one does, in other kernels."""
-    return FUSED if cfg.optim.name in FUSED else ()
+    if not is_adamw(cfg):
+        return ()
+    if cfg.optim.name in ADAMW:
+        return tuple(ADAMW)
+    return (cfg.optim.name, *(option for option, made in ADAMW.items() if made != cfg.optim.algorithm))
 
 
 def alike_in_backward(cfg: Config) -> tuple[bool, ...]:

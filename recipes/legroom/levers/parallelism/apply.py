@@ -38,7 +38,7 @@ def model_on_device(cfg: Config, build_model: Callable[..., PreTrainedModel]) ->
     model = build_model()
     if cfg.parallelism.stages:
         pipeline.split(model, cfg.parallelism)
-    if cfg.parallelism.name == "zero":
+    if cfg.parallelism.kind == "zero":
         zero.to_device(cfg, model)
     else:
         model.to(cfg.target.device)  # pyright: ignore[reportArgumentType]  # transformers' decorator hides the method's self

@@ -34,7 +34,7 @@ def problems(cfg: Config) -> list[str]:
     if own.cpu_offload and not cfg.target.on_gpu:
         found.append("parallelism.cpu_offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
     found += _experts_problems(cfg) if own.experts else []
-    return found + (_tensor_problems(cfg) if own.name == "fsdp_tp" else [])
+    return found + (_tensor_problems(cfg) if own.kind == "fsdp_tp" else [])
 
 
 def _experts_problems(cfg: Config) -> list[str]:
@@ -47,7 +47,7 @@ def _experts_problems(cfg: Config) -> list[str]:
             ("parallelism.wrap=size", "Type parallelism.wrap=layer.", own.wrap == "size"),
             (f"adapter={cfg.adapter.name}", "Leave parallelism.experts out.", cfg.adapter.is_used),
             ("compile=true", "Leave compile out: how many tokens travel differs by step.", cfg.compile),
-            (f"kernels={cfg.kernels.name}", "Choose kernels=none.", cfg.kernels.name != "none"),
+            (f"kernels={cfg.kernels.name}", "Choose kernels=none.", cfg.kernels.kind != "none"),
         )
         if chosen
     ]

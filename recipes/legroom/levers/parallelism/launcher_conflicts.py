@@ -22,7 +22,7 @@ def problems(cfg: Config) -> list[str]:
     """What a file of `accelerate config` or a flag of the launcher sets otherwise than the recipe's options."""
     found = []
     for name, modes in LAUNCHER_MODES.items():
-        if _is_true(name) and cfg.parallelism.name not in modes:
+        if _is_true(name) and cfg.parallelism.kind not in modes:
             mode = name.removeprefix("ACCELERATE_USE_").lower()
             found.append(
                 f"the launcher asks for {mode}, and the recipe for parallelism={cfg.parallelism.name}. "
@@ -30,7 +30,7 @@ def problems(cfg: Config) -> list[str]:
                 + f" {mode} {OUT}"
             )
     mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # 'no' is also what a launcher sets by default
-    if mixed not in ("no", cfg.precision.name):
+    if mixed not in ("no", cfg.precision.kind):
         found.append(
             f"the launcher asks for mixed precision {mixed}, and the recipe for precision="
             f"{cfg.precision.name}. Type precision={mixed}, or take it {OUT}"
@@ -42,9 +42,9 @@ def problems(cfg: Config) -> list[str]:
             f"Type accumulation.steps={steps}, or take it {OUT}"
         )
     settings: list[Setting] = []
-    if _is_true("ACCELERATE_USE_FSDP") and cfg.parallelism.name in ("fsdp", "fsdp_tp"):
+    if _is_true("ACCELERATE_USE_FSDP") and cfg.parallelism.kind in ("fsdp", "fsdp_tp"):
         settings += _fsdp_settings(cfg)
-    if _is_true("ACCELERATE_USE_DEEPSPEED") and cfg.parallelism.name == "zero":
+    if _is_true("ACCELERATE_USE_DEEPSPEED") and cfg.parallelism.kind == "zero":
         settings += _zero_settings(cfg)
         found += _unread(cfg)
     if _is_true("ACCELERATE_USE_CPU") and cfg.target.on_gpu:
@@ -79,7 +79,7 @@ def _fsdp_settings(cfg: Config) -> list[Setting]:
         found.append(("fsdp_offload_params", "true", "parallelism.cpu_offload", own.cpu_offload))
     if _is_true("FSDP_ACTIVATION_CHECKPOINTING"):
         kind = "offload" if _is_true("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD") else "full"
-        found.append(("fsdp_activation_checkpointing", kind, "checkpointing", cfg.checkpointing.name))
+        found.append(("fsdp_activation_checkpointing", kind, "checkpointing", cfg.checkpointing.kind))
     return found
 
 

@@ -19,7 +19,7 @@ RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for th
 
 def replicas(cfg: Config) -> int:
     """How many micro-batches are trained on at a time. Does not need a resolved configuration."""
-    if cfg.parallelism.name == "dp":
+    if cfg.parallelism.kind == "dp":
         return processes(cfg) if cfg.predicts else max(1, len(host.gpus()))
     return max(1, processes(cfg) // cfg.parallelism.together)
 
@@ -34,7 +34,7 @@ def processes(cfg: Config) -> int:
 
 
 def _is_played_dp(cfg: Config) -> bool:
-    return cfg.parallelism.name == "dp" and cfg.predicts
+    return cfg.parallelism.kind == "dp" and cfg.predicts
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -42,11 +42,11 @@ def _is_played_dp(cfg: Config) -> bool:
 
 def resolve(cfg: Config) -> list[str]:
     """Fill in the number of ranks, and how many micro-batches they train on at a time."""
-    mode, rank, given = cfg.parallelism.name, rank_info.current_rank(), cfg.parallelism.num_processes
-    one = cfg.parallelism.one_process
+    name, kind, one = cfg.parallelism.name, cfg.parallelism.kind, cfg.parallelism.one_process
+    rank, given = rank_info.current_rank(), cfg.parallelism.num_processes
     if rank.launched and one and rank.world_size > 1:
         return [
-            f"parallelism={mode} is one process, and the launcher started {rank.world_size}. Type parallelism=ddp or "
+            f"parallelism={name} is one process, and the launcher started {rank.world_size}. Type parallelism=ddp or "
             "parallelism=fsdp, or start it without the launcher."
         ]
     if rank.launched and not one and given not in (None, rank.world_size):
@@ -54,28 +54,28 @@ def resolve(cfg: Config) -> list[str]:
     if not rank.launched and not one and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
         return [
             "accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
-            f"there is no GPU), and parallelism={mode} has several. Type accelerate launch --multi_gpu "
+            f"there is no GPU), and parallelism={name} has several. Type accelerate launch --multi_gpu "
             "--num_processes N, or say how many with parallelism.num_processes=N."
         ]
     cfg.parallelism.num_processes, cfg.parallelism.replicas = processes(cfg), replicas(cfg)
     if cfg.parallelism.schedule == "interleaved":
         cfg.parallelism.chunks = cfg.parallelism.chunks or 2
-    if cfg.parallelism.sync_each_batch is None and mode in ("fsdp", "fsdp_tp"):
+    if cfg.parallelism.sync_each_batch is None and kind in ("fsdp", "fsdp_tp"):
         cfg.parallelism.sync_each_batch = cfg.parallelism.strategy != "no_shard"
     return []
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Modes that this machine, the launcher or another option does not support."""
-    mode, count = cfg.parallelism.name, cfg.parallelism.num_processes  # None if `resolve` has found a problem
+    kind, count = cfg.parallelism.kind, cfg.parallelism.num_processes  # None if `resolve` has found a problem
     found = launcher_conflicts.problems(cfg)
     on_gpu, visible = cfg.target.on_gpu, len(host.gpus())
-    if cfg.predicts and count == (1 if mode == "dp" else 0):  # 0: of an estimate where no GPU is installed
+    if cfg.predicts and count == (1 if kind == "dp" else 0):  # 0: of an estimate where no GPU is installed
         found.append(
-            f"parallelism={mode}: how many GPUs share the batch? Type parallelism.num_processes=2, or "
+            f"parallelism={cfg.parallelism.name}: how many GPUs share the batch? Type parallelism.num_processes=2, or "
             "parallelism=single."
         )
-    if mode == "dp" and (count or 1 if _is_played_dp(cfg) else visible) > 1 and cfg.precision.autocast:
+    if kind == "dp" and (count or 1 if _is_played_dp(cfg) else visible) > 1 and cfg.precision.autocast:
         found.append(
             f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
             "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure."
@@ -98,11 +98,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             "parallelism.static_graph=true does not go with accumulation: DDP learns the graph from a first pass "
             "that sends gradients, and only the last of a step does. Leave it out."
         )
-    if mode == "zero":
+    if kind == "zero":
         found += zero_rules.problems(cfg)
     elif cfg.parallelism.sharded:
         found += fsdp_rules.problems(cfg)
-    elif mode == "pipeline":
+    elif kind == "pipeline":
         found += pipeline_rules.problems(cfg)
     found += context_rules.problems(cfg) if cfg.parallelism.context and not cfg.parallelism.one_process else []
     return found + _typed_problems(cfg, given)
@@ -134,7 +134,7 @@ def _typed_problems(cfg: Config, given: Collection[str]) -> list[str]:
 def warnings(cfg: Config) -> list[str]:
     """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, host.usable_cores()
-    found = zero_rules.warnings(cfg) if cfg.parallelism.name == "zero" else []
+    found = zero_rules.warnings(cfg) if cfg.parallelism.kind == "zero" else []
     found += pipeline_rules.warnings(cfg) if cfg.parallelism.stages else []
     if _is_played_dp(cfg):
         found.append(
@@ -175,12 +175,12 @@ def sync_has_effect(cfg: Config) -> bool:
 
 def experts_have_effect(cfg: Config) -> bool:
     """Whether ranks may share out experts: FSDP, of a model whose sizes say that it has some."""
-    return cfg.parallelism.name == "fsdp" and cfg.parallelism.sharded and bool(cfg.model.experts)
+    return cfg.parallelism.kind == "fsdp" and cfg.parallelism.sharded and bool(cfg.model.experts)
 
 
 def context_has_effect(cfg: Config) -> bool:
     """Whether fit lets ranks share out the tokens of a row: rows that are long, of a model that allows it."""
-    model, several = cfg.model, cfg.parallelism.name in ("ddp", "fsdp") and cfg.parallelism.world_size > 1
+    model, several = cfg.model, cfg.parallelism.kind in ("ddp", "fsdp") and cfg.parallelism.world_size > 1
     known = not model.pretrained and not model.experts and model.family in model_families.CONTEXT
     return several and known and hooks.is_possible(cfg, f"{CONTEXT}=2") and cfg.data.seq_len >= LONG_ROWS
 

@@ -23,12 +23,12 @@ def problems(cfg: Config) -> list[str]:
             f"optim={cfg.optim.name} changes the weights before an evaluation, and parallelism=zero keeps them in flat "
             "pieces. Choose optim=adamw, or parallelism=ddp."
         )
-    if cfg.precision.name == "fp16":
+    if cfg.precision.kind == "fp16":
         found.append(
             "precision=fp16: DeepSpeed clips gradients before it takes the loss scale out of them, and never "
             "lowers the scale under autocast. Choose precision=bf16, or parallelism=fsdp."
         )
-    if cfg.precision.name == "bf16_pure":
+    if cfg.precision.kind == "bf16_pure":
         found.append(
             "precision=bf16_pure: DeepSpeed keeps fp32 copies of the weights beside those in bf16. "
             "Choose precision=bf16, or parallelism=fsdp."

@@ -12,7 +12,7 @@ class Apply(Behaviour):
     def transform_model(self, model: Any) -> Any:
         """With fp8, linear layers of torchao in place of the model's own, but for the first and the last, as
         Accelerate's fp8 has it. Raises Refusal for a model without any."""
-        if self.cfg.precision.name != "fp8":
+        if self.cfg.precision.kind != "fp8":
             return model
         from accelerate.utils import ao
         from torchao.float8 import Float8LinearConfig
@@ -29,4 +29,4 @@ class Apply(Behaviour):
     def after_prepare(self, loop: Any) -> None:
         """Whether matrix units may use TF32: Accelerate turns it on for a compiled model when it is constructed."""
         if loop.accelerator.device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = self.cfg.precision.name == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = self.cfg.precision.kind == "tf32"

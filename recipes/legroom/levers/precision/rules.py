@@ -11,15 +11,15 @@ from legroom.options.hooks import PASSES, STEP, Conflict, Cost, Dimension, Lever
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     return {
-        "fp16": cfg.precision.name == "fp16",
+        "fp16": cfg.precision.kind == "fp16",
         "bf16": cfg.precision.autocast == "bf16",
-        "tf32": cfg.precision.name == "tf32" if cfg.target.on_gpu else None,
+        "tf32": cfg.precision.kind == "tf32" if cfg.target.on_gpu else None,
     }
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Models without linear layers for 8-bit products."""
-    if cfg.precision.name != "fp8":
+    if cfg.precision.kind != "fp8":
         return []
     if cfg.model.family not in model_families.NOT_LINEAR:
         return []
@@ -31,16 +31,16 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 def warnings(cfg: Config) -> list[str]:
     """The casts to 8 bits take longer than the products save, unless they are compiled into other kernels."""
-    if cfg.precision.name != "fp8" or cfg.compile:
+    if cfg.precision.kind != "fp8" or cfg.compile:
         return []
     return ["precision=fp8 is slower than bf16 as long as its casts are kernels of their own. Type compile=true."]
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """Smaller types: autocast for the activations, bf16 weights for the rest too."""
-    name, gpu = cfg.precision.name, cfg.target.gpu
+    kind, gpu = cfg.precision.kind, cfg.target.gpu
     has_bf16 = gpu is None or gpu.capability >= (8, 0)
-    wide = name in ("fp32", "tf32")
+    wide = kind in ("fp32", "tf32")
     costs = {
         "fp16": Cost.LOW_PRECISION_PRODUCTS if wide and not has_bf16 else None,
         "bf16": Cost.LOW_PRECISION_PRODUCTS if wide and has_bf16 else None,
@@ -50,7 +50,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
     return [
         Lever(f"precision={option}", cost, weights if option == "bf16_pure" else (PASSES,))
         for option, cost in costs.items()
-        if option != name
+        if option != kind
     ]
 
 
@@ -65,7 +65,7 @@ CONFLICTS = (
 )
 
 TIMES = "the estimate does not know the times of 8-bit products"
-SEARCH = (Dimension("precision", 10, None, True, not_tried=lambda cfg: TIMES if cfg.precision.name == "fp8" else None),)
+SEARCH = (Dimension("precision", 10, None, True, not_tried=lambda cfg: TIMES if cfg.precision.kind == "fp8" else None),)
 
 
 def chosen(cfg: Config) -> bool:

@@ -46,7 +46,8 @@ def command(found: Record, *more: str) -> str:
         return f"{invocation.command('check', anywhere=True)} {shlex.join([*program.options, '--'])} {program.typed}"
     keys = {text.partition("=")[0] for text in more}
     typed = [text for text in found.overrides if text.partition("=")[0] not in keys]
-    return " ".join([invocation.command(anywhere=True), *map(shlex.quote, [*typed, *more])])
+    own = found.environment.get("menus") or []  # what named the folders of a person's own
+    return " ".join([invocation.command(anywhere=True), *map(shlex.quote, [*own, *typed, *more])])
 
 
 def _text(value: Any) -> str:
