@@ -61,7 +61,7 @@ def test_the_estimate_follows_it(offloading, monkeypatch, tmp_path, model, pinne
     assert moved.speed.step_seconds_median > kept.speed.step_seconds_median  # the copies take time
 
 
-def test_a_lever_that_the_estimate_cannot_follow_is_listed_with_the_reason(monkeypatch):
+def test_a_lever_that_cannot_be_estimated_has_its_reason(monkeypatch):
     def simulate(*arguments, **named):
         raise UnknownOperation("the fake device cannot infer the numbers that the step reads (a/b.py:7)")
 

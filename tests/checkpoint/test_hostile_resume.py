@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_training_behind_a_broken_one_is_skipped(whole, 
     assert outcome.training.losses == whole.record.training.losses
 
 
-def test_another_runs_rank_file_in_the_newest_checkpoint_leaves_the_older_ones(whole, train, command, tmp_path, again):
+def test_a_foreign_rank_file_leaves_older_checkpoints(whole, train, command, tmp_path, again):
     """Also for the command, which compares the configurations before anything is started."""
     other = train(*TOLD, "train.seed=7")
     for step in ("step-00000002", "step-00000004"):

@@ -56,7 +56,7 @@ def test_any_rows_are_put_together_from_any_shards(shards, sizes, first, count):
     assert torch.equal(reader.read("w", [first, 1], [count, 1], [6, 2]), whole[first : first + count, 1:])
 
 
-def test_replicas_of_a_shard_are_read_once_and_shards_that_do_not_fit_are_refused(shards, tmp_path):
+def test_replicas_of_a_shard_are_read_once(shards, tmp_path):
     half = torch.ones(3, 2)
     assert shards((0, half), (0, half), (3, half)).read("w", [0, 0], [6, 2], [6, 2]).sum() == 12
     with pytest.raises(Refusal, match="shards of w overlap in .*not a checkpoint of one training"):
@@ -117,7 +117,7 @@ def checkpoint(run, settings: dict):
     return checkpoint_files.write(run, 3, values, {"weights": {}}, 2)
 
 
-def test_a_folder_to_resume_must_hold_a_checkpoint_that_is_not_past_the_end(plain, tmp_path):
+def test_a_checkpoint_past_the_end_is_refused(plain, tmp_path):
     words = ["device=cpu", f"resume={tmp_path}"]
     (problem,) = compose(*words).problems
     assert f"resume={tmp_path} holds no checkpoint" in problem and "resume=latest" in problem

@@ -138,7 +138,7 @@ def test_a_run_can_be_trained_longer(train, again, whole, tmp_path, recipe):
 
 @pytest.mark.parametrize("options", [[], ["optim=muon", "optim.in_backward=true", "train.max_grad_norm=0"]], ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_first_step_of_a_longer_training_has_the_rate_of_its_own_schedule(train, again, tmp_path, recipe, options):
+def test_a_longer_training_has_its_own_schedule(train, again, tmp_path, recipe, options):
     """The checkpoint of the shorter one says 0, with which its own schedule ends."""
     told = [f"recipe={recipe}", "train.schedule=linear", "train.learning_rate=0.5", "eval.enabled=false", *options]
     told.append("measure.ledger=false")
@@ -156,7 +156,7 @@ def test_the_first_step_of_a_longer_training_has_the_rate_of_its_own_schedule(tr
 # --- broken, and stopped while saving ----------------------------------------------------------------
 
 
-def test_a_broken_checkpoint_is_skipped_with_a_warning_that_names_the_file(whole, again, tmp_path):
+def test_a_broken_checkpoint_is_skipped_and_named(whole, again, tmp_path):
     left_alone = whole("accelerate")
     for step in (2, 4, 6):
         shutil.copytree(
@@ -201,7 +201,7 @@ checkpoint._flush = killed
 
 @pytest.mark.slow_for("4", "5")
 @pytest.mark.parametrize("number", range(1, 7))
-def test_a_run_killed_while_it_saves_goes_on_from_the_last_whole_checkpoint(train, fault, again, whole, number):
+def test_a_run_killed_in_a_save_resumes(train, fault, again, whole, number):
     """A save flushes six times: three files, the manifest, the folder, and after the renaming the folder above."""
     told = ["recipe=accelerate", *TOLD, "save.every_steps=2", "save.keep=1"]
     killed = train(*told, fork_server=fault(KILLED_AT_FLUSH.format(number=6 + number)), status="killed")
@@ -401,7 +401,7 @@ evaluate.totals = lambda *_: [os.kill(os.getpid(), signal.SIGTERM) for _ in rang
 
 
 @pytest.mark.parametrize("code", [IN_EVALUATION, IN_FIRST_SWAP], ids=["evaluation", "swap"])
-def test_schedule_free_weights_after_a_signal_in_the_evaluation_are_those_of_the_training(train, fault, code):
+def test_a_signal_in_an_evaluation_keeps_schedule_free_weights(train, fault, code):
     """They are swapped for the evaluation, which rounds; the signal may also come between two of them."""
     pytest.importorskip("schedulefree")
     told = ["optim=schedule_free", "train.schedule=constant", "train.max_steps=3"]
@@ -453,7 +453,7 @@ def test_a_slow_save_is_no_part_of_a_steps_time(train, fault):
     assert run.record.speed.step_seconds_p90 < 0.6
 
 
-def test_only_a_folder_that_was_typed_keeps_the_newest_run_from_being_found(tmp_path, monkeypatch):
+def test_latest_is_the_newest_unless_a_folder_is_typed(tmp_path, monkeypatch):
     run = tmp_path / "outputs" / "day" / "time"
     manifest = run / checkpoint_files.FOLDER / "step-3" / checkpoint_files.MANIFEST
     manifest.parent.mkdir(parents=True)

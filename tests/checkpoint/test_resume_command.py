@@ -141,7 +141,7 @@ def test_the_signature_is_of_the_training_alone():
         assert signature("device=cpu", *words) != plain, words
 
 
-def test_ranks_and_accumulation_with_the_same_effective_batch_are_the_same_training():
+def test_the_effective_batch_identifies_a_training():
     def signature(*words):
         return resume.signature(compose("device=cpu", *words).record.config)
 
@@ -182,7 +182,7 @@ if job.record.config["train"]["seed"] == 1:
 
 
 @pytest.mark.slow
-def test_a_preempted_job_of_a_sweep_ends_it_and_is_resumed_by_the_same_command(command, fault, tmp_path):
+def test_a_preempted_sweep_is_resumed_by_its_command(command, fault, tmp_path):
     words = ["-m", *SAVED[:-1], "train.seed=0,1,2", f"hydra.sweep.dir={tmp_path}/s"]
     stopped = command(*words, fork_server=fault(PREEMPT_SEED_1))
     statuses = {

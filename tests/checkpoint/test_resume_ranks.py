@@ -155,7 +155,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, wh
 
 
 @pytest.mark.slow
-def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(tmp_path):
+def test_sigterm_to_two_ranks_leaves_a_checkpoint(tmp_path):
     words = small(
         "recipe=accelerate",
         "parallelism=ddp",
@@ -204,7 +204,7 @@ saver.save_final, evaluate.totals = in_save, in_evaluation
 @pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["one rank", "all"])
 @pytest.mark.parametrize("phase", ["save", "eval"])
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_a_signal_after_the_last_step_ends_all_ranks_alike_and_loses_nothing(train, fault, mode, phase, ranks):
+def test_a_signal_after_the_last_step_loses_nothing(train, fault, mode, phase, ranks):
     """The evaluation has more than one batch, between which the ranks agree to stop."""
     told = [*TOLD, f"parallelism={mode}", *TWO, "eval.enabled=true", "data.eval_samples=8", "eval.batch=1"]
     told += ["save.final=true"] if phase == "save" else []

@@ -56,7 +56,7 @@ def tied(tmp_path_factory):
     ],
     ids=" ".join,
 )
-def test_a_tied_model_whose_embeddings_the_adapter_touches_is_saved_untied(train, tied, words):
+def test_adapters_of_tied_embeddings_are_saved_untied(train, tied, words):
     pytest.importorskip("peft")
     run = train(f"model.pretrained={tied}", "adapter=lora", *words, *TOLD, "save.merge=true")
     assert evaluated(run) == pytest.approx(run.record.evaluation.loss, rel=1e-5)
@@ -185,7 +185,7 @@ def _saver(cfg, progress):
     return made
 
 
-def test_an_adapter_names_its_base_in_a_way_that_another_folder_understands(tied, tmp_path, monkeypatch):
+def test_an_adapter_names_its_base(tied, tmp_path, monkeypatch):
     peft = pytest.importorskip("peft")
     monkeypatch.chdir(tied.parent)
     base = transformers.LlamaForCausalLM.from_pretrained(tied.name)

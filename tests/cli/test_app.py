@@ -153,7 +153,7 @@ def test_a_request_without_keys_is_refused(form):
         form.overrides([CHOSEN])
 
 
-def test_a_rank_goes_with_an_adapter_and_a_pasted_model_with_a_command_that_can_be_typed(form):
+def test_a_pasted_model_has_a_command_to_type(form):
     assert "adapter.rank=4" in form.overrides(CHOSEN | {"adapter": "lora", "adapter.rank": 4})
     assert not any(word.startswith("adapter") for word in form.overrides(CHOSEN | {"adapter.rank": 4}))
     values = CHOSEN | PASTED | {"config": json.dumps(LLAMA)}
@@ -352,7 +352,7 @@ def sent(server):
     return sent
 
 
-def test_an_app_for_others_answers_under_any_name_and_yet_its_own_page_alone(sent, server):
+def test_an_open_app_answers_its_own_page_alone(sent, server):
     server.only_loopback = False
     kind = {"Content_Type": "application/json", "Host": "elsewhere.example:80"}
     assert sent("GET", "/", Host="elsewhere.example")["status"] == 200
@@ -475,7 +475,7 @@ def test_an_estimate_shares_its_simulation_and_advice_does_not(monkeypatch, tmp_
         (None, "exit code None"),
     ],
 )
-def test_how_a_process_ended_is_said_and_that_it_says_nothing_about_the_gpu(monkeypatch, code, said):
+def test_how_a_process_ended_is_said(monkeypatch, code, said):
     monkeypatch.setattr("legroom.cli.app.estimates.most_bytes", lambda: 3 * GIB)
     text = _failed(code)["failed"]
     assert said.replace("may take", "lets it take") in text

@@ -81,7 +81,7 @@ def test_the_setup_says_how_a_batch_is_made(outcome, steps, replicas, machines, 
 
 
 @pytest.mark.parametrize("status, shown", [("failed", True), ("oom", False)])
-def test_a_rank_is_named_where_there_are_several_and_its_output_where_it_failed(outcome, status, shown):
+def test_a_failed_rank_is_named(outcome, status, shown):
     outcome.status, outcome.error = status, Error("step", "ValueError", "no", None, 1)
     assert "ValueError in step: no" in brief.answer(outcome)
     outcome.config["parallelism"]["num_processes"] = 2

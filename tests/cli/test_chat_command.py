@@ -67,7 +67,7 @@ def test_an_adapter_answers_as_it_was_trained_beside_its_base(talk, tuned, base,
         assert "\nNote: " in "\n" + talk(alone, lines=("a",))[1], "nobody says that the base is in 4 bits"
 
 
-def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compare(talk, base):
+def test_without_a_template_the_text_continues(talk, base):
     code, out, _ = talk(base, lines=("def ",))
     assert code == 0 and out
     for arguments, word in ((["--compare"], "pretrained"), (["--system", "Be kind."], "template")):
@@ -202,9 +202,7 @@ def export(capsys):
     return run
 
 
-def test_a_merged_adapter_answers_as_it_did_and_is_what_the_training_would_have_written(
-    talk, export, train, tuned, tmp_path
-):
+def test_a_merged_adapter_answers_the_same(talk, export, train, tuned, tmp_path):
     target, found = tmp_path / "whole", record_file.read(tuned)
     code, out, _ = export(tuned, "--merge", "--to", target, "--device", "cpu")
     assert code == 0 and str(target) in out and ("dequantised" in out) == (found.config["adapter"]["name"] == "qlora")
@@ -259,9 +257,7 @@ def test_how_a_gguf_file_is_made(export, base, tuned, tmp_path):
     assert code == 2 and "no tokenizer" in err
 
 
-def test_nothing_is_uploaded_without_a_token_or_with_a_base_that_only_this_machine_has(
-    export, base, tuned, monkeypatch
-):
+def test_upload_needs_a_token_and_a_public_base(export, base, tuned, monkeypatch):
     sent = []
 
     class Api:  # the calls must be those that the real one takes

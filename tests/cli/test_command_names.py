@@ -69,7 +69,7 @@ def test_what_stands_behind_the_name_is_the_commands(typed, monkeypatch, words, 
     assert typed(*words)[0] == 7 and asked == [(name, arguments)]
 
 
-def test_an_estimate_is_a_training_of_that_recipe_and_a_signal_ends_it_as_ctrl_c_does(monkeypatch):
+def test_legroom_estimate_is_recipe_estimate(monkeypatch):
     asked, handlers, module = [], {}, ModuleType("command_of_a_test")
     module.main = asked.append
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -83,7 +83,7 @@ def test_an_estimate_is_a_training_of_that_recipe_and_a_signal_ends_it_as_ctrl_c
     assert commands.run("estimate", []) == 130
 
 
-def test_a_closed_stream_is_the_null_device_so_that_no_socket_takes_its_number(tmp_path):
+def test_closed_streams_become_the_null_device(tmp_path):
     code = (
         "import os, socket, sys\n"
         "from legroom.cli import commands\n"

@@ -36,7 +36,7 @@ def keys(line: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in shlex.split(line) if "=" in word)
 
 
-def test_the_readme_has_at_most_four_commands_and_each_goes_on_from_the_one_before():
+def test_readme_commands_follow_each_other():
     first, second, last = lines = commands()
     assert len(lines) <= 4 and first.startswith("make train ")
     run = keys(keys(first)["ARGS"])["hydra.run.dir"]

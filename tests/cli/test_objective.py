@@ -55,7 +55,7 @@ def test_numbers_of_a_record_are_those_that_can_be_compared():
     assert "Did you mean evaluation.loss" in problem
 
 
-def test_without_a_sweeper_it_is_refused_and_a_sweeper_that_needs_one_is_told(command, monkeypatch):
+def test_an_objective_needs_a_sweeper(command, monkeypatch):
     ended = command("objective=evaluation.loss", "device=cpu", fork_server=None)
     assert ended.code == 2 and "-m" in ended.err
     monkeypatch.setattr(sweep_run, "BASIC_SWEEPER", "another")

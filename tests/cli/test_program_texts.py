@@ -104,7 +104,7 @@ def test_progress_is_a_line_of_a_terminal_alone(monkeypatch, draws):
     assert shown == [f"train.py {text}" for text in said] * draws
 
 
-def test_each_lever_stands_alone_with_what_it_saves_and_one_without_verdict_with_its_reason():
+def test_each_lever_has_a_line_of_what_it_saves():
     before = estimate(1000, 0.1, "does not fit")
     alone = [trial("--bf16", 400, 0.05), trial("--optim sgd", 300, 0.1), trial("--fp8", why="no such card")]
     text = check_levers.text_of(Tryout(before, False, alone, trial("--bf16", 400, 0.05)))
@@ -257,7 +257,7 @@ def test_what_was_measured_stands_beside_what_was_predicted():
     ]
 
 
-def test_without_a_prediction_there_is_one_column_and_skipped_steps_are_said():
+def test_without_a_prediction_there_is_one_column():
     found = FOUND | {"peak_phase": "backward", "skipped_steps": 2, "notes": []}
     lines = measure.text_of(Measurement(Outcome(), found), Program("file", "train.py", [])).splitlines()
     assert lines[1:3] == ["                          measured", "  tensor                   3.00 MiB"]

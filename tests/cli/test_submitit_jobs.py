@@ -162,7 +162,7 @@ def test_a_task_ends_with_the_command_that_started_it():
     assert not sweep.Sweep("s", CONF, (), os.getpid(), 0.0).command_runs()  # another process with its number
 
 
-def test_misspelt_keys_and_clusters_that_are_not_there_are_refused_in_a_line(command, monkeypatch):
+def test_missing_clusters_are_refused_in_a_line(command, monkeypatch):
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))  # without SLURM's commands, where they are installed
     ended = command("-m", "hydra/launcher=submitit_slurm", *JOB, "train.seed=0,1", fork_server=None)
     assert ended.code == 2

@@ -101,7 +101,7 @@ def test_a_job_without_a_note_of_its_end_is_given_up_after_a_while(follower, clo
     "state, status, hinted",
     [("OUT_OF_MEMORY", "oom", True), ("TIMEOUT", "timeout", False), ("CANCELLED by 1", "killed", False)],
 )
-def test_the_record_of_a_job_that_was_ended_has_the_last_line_of_its_errors(follower, clock, state, status, hinted):
+def test_an_ended_job_has_the_last_line_of_its_errors(follower, clock, state, status, hinted):
     made = job("train.seed=3", status="failed", overrides=["train.seed=3"])
     (follower.folder / made.config_key).mkdir(parents=True)
     follower.sweep.note(follower.folder, 1, made.config_key, sweep.STARTED, initial_record=made)

@@ -71,7 +71,7 @@ def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_record_of_another_job_or_of_wrong_types_is_not_taken_for_the_jobs_own(command, tmp_path):
+def test_records_of_other_jobs_are_not_taken(command, tmp_path):
     arguments = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,1", f"hydra.sweep.dir={tmp_path}/s"]
     ended = command(*arguments)
     assert ended.code == 0 and "(the same as job 2, not run again)" in ended.out
@@ -105,7 +105,7 @@ def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp
 
 
 @pytest.mark.slow
-def test_cards_that_cannot_compute_what_is_asked_are_rows_of_estimates_over_all(command, tmp_path):
+def test_cards_that_cannot_compute_it_are_rows(command, tmp_path):
     words = small("recipe=estimate", "precision=bf16", "device=auto", "hydra.sweep.dir=s")
     ended = command("-m", *words, "gpu=glob([t4*,a10_*])")
     assert ended.code == 0, ended

@@ -105,7 +105,7 @@ def test_a_job_is_called_by_what_tells_it_from_others(swept, shown):
     assert sweep.distinguishing_overrides(["+a=1", "b=2", "c.d=3"], swept) == shown
 
 
-def test_a_command_that_has_ended_or_whose_number_another_has_does_not_run():
+def test_an_ended_command_does_not_run():
     started = psutil.Process().create_time()
     own = sweep.Sweep("s", (), os.getpid(), started)
     assert own.command_runs()
@@ -120,7 +120,7 @@ def test_a_command_that_has_ended_or_whose_number_another_has_does_not_run():
     assert not sweep.Sweep("s", (), child, born).command_runs()
 
 
-def test_a_note_has_the_record_of_a_job_that_starts_and_leaves_no_other_file(tmp_path):
+def test_a_note_has_the_record_of_its_job(tmp_path):
     ours = sweep.Sweep("a")
     ours.note(tmp_path, 3, "own", sweep.STARTED, ["one"], ended())
     (note,) = ours.jobs(tmp_path)

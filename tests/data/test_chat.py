@@ -92,7 +92,7 @@ def test_train_on_all_takes_every_token(told_with):
     assert any("1 of 2 conversations to train on have an answer of weight 0" in line for line in data.warnings)
 
 
-def test_a_template_that_changes_earlier_turns_gives_a_row_for_each_answer(told_with):
+def test_templates_that_change_earlier_turns(told_with):
     data = built(*told_with(THOUGHTS, TWO, talk("c", "third")))
     answers = ["first", "second ü", "third"]
     assert [trained(data, n) for n in range(3)] == [[f"<think>\n\n</think>\n\n{each}<|im_end|>"] for each in answers]
@@ -298,7 +298,7 @@ def test_both_recipes_train_the_same_on_conversations(train, tmp_path, more):
 
 @pytest.mark.slow_for("none")
 @pytest.mark.parametrize("template", [HEADERS, None], ids=["headers", "none"])
-def test_a_pretrained_folder_brings_its_template_and_the_saved_model_has_it(train, tmp_path, template):
+def test_the_saved_model_has_the_base_template(train, tmp_path, template):
     tiny.tiny_model("llama", "language_modelling").save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model", template)
     path = write(tmp_path / "talks.jsonl", TALKS)

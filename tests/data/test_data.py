@@ -196,7 +196,7 @@ def test_padding_changes_no_loss(train, tmp_path, model):
 # --- the order of the samples ----------------------------------------------------------------------
 
 
-def test_both_recipes_take_the_samples_in_the_same_new_order_in_each_epoch(train):
+def test_both_recipes_shuffle_alike_in_each_epoch(train):
     """Nothing is learned and a batch is one sample, so a loss tells which sample it was."""
     words = ["data.samples=6", "batch.per_device=1", "train.max_steps=12", "train.learning_rate=0"]
     ours, theirs = (train(f"recipe={recipe}", *words).record.training.losses for recipe in ("trainer", "accelerate"))

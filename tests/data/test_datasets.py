@@ -308,7 +308,7 @@ def one_problem(*overrides: str) -> str:
     return problems[0]
 
 
-def test_folders_without_the_right_files_are_refused_before_anything_starts(folder, tmp_path):
+def test_folders_without_data_are_refused_early(folder, tmp_path):
     write(tmp_path / "train.csv", PAIRS)
     assert "begins with validation" in one_problem("data=mrpc", f"data.path={tmp_path}")
     assert "no labels" in one_problem("data=mrpc", f"data.path={folder('wikitext', '.txt')}")

@@ -148,7 +148,7 @@ def test_a_long_text_has_the_tokens_of_its_pieces(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("packing", ["false", "true"])
-def test_nothing_is_put_behind_texts_where_the_tokenizer_has_no_token_for_it(tmp_path, packing):
+def test_no_end_is_added_without_a_token_for_it(tmp_path, packing):
     """Token 0, a letter like any other, stood there."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -176,7 +176,7 @@ def test_no_label_among_several_is_none_of_them():
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_rows_to_evaluate_on_that_number_their_classes_differently_agree_by_the_names(tmp_path, several):
+def test_evaluation_labels_agree_by_class_names(tmp_path, several):
     labels, task = ([[1], [0], [0, 1]], "multi_label") if several else ([1, 0, 1], CLASSES)
     train, other = (
         of_classes(tmp_path / f"{names[0]}.parquet", names, labels, several) for names in (["no", "yes"], ["yes", "no"])
@@ -243,7 +243,7 @@ def test_numbers_of_classes_of_which_half_are_used_are_not_far_apart(tmp_path):
         ([False, False], "[]"),
     ],
 )
-def test_a_1_for_each_label_of_a_text_is_not_taken_for_labels_named_0_and_1(tmp_path, label, typed):
+def test_one_hot_labels_are_recognised(tmp_path, label, typed):
     """Neither in a list nor in a text, however it stands there: which labels to write is said."""
     words = ["model=bert_tiny", "data.task=multi_label", *file_of(tmp_path, ["a|b", label, "b"])]
     line = refusal(*words, task="multi_label")

@@ -105,7 +105,7 @@ def test_columns_beside_prompt_and_completion_are_named(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_that_is_marked_as_wrong_is_refused_in_every_kind_of_file(tmp_path, kind):
+def test_answers_marked_as_wrong_are_refused(tmp_path, kind):
     path = write(tmp_path, kind, [{"prompt": "a", "completion": f"b{n}", "label": False} for n in range(2)])
     words = ["data=hub", "data.task=chat"] if kind == "hub" else ["data=chat"]
     line = refusal("model=gpt2_tiny", *told(path)[1:], *words)
@@ -245,7 +245,7 @@ def test_the_task_of_trained_weights_may_be_open(tmp_path):
         ("classification", "label_column=title", False),
     ],
 )
-def test_a_column_that_the_task_of_trained_weights_has_no_use_for_is_refused(tmp_path, task, typed, ignored):
+def test_columns_without_use_for_the_task_are_refused(tmp_path, task, typed, ignored):
     rows = [{"text": "a", "label": 0, "title": f"t{n}", "question": "a", "context": "b", "answers": None} for n in "01"]
     cfg = compose("model=gpt2_tiny", *told(write(tmp_path, "hub", rows))).cfg
     key, _, column = typed.partition("=")

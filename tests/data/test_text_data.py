@@ -114,7 +114,7 @@ def test_the_samples_can_be_limited(tmp_path):
     assert len(built(*told(tmp_path / "texts.txt"), "data.samples=1000").train) < 10
 
 
-def test_almost_all_for_the_evaluation_leaves_something_to_train_on_or_says_so(tmp_path):
+def test_a_row_is_left_to_train_on(tmp_path):
     path = write(tmp_path / "texts", "txt", ["one text", "another text"])
     words = [*told(path), "data.eval_fraction=0.9"]
     try:
@@ -287,7 +287,7 @@ def test_more_labels_than_classes_are_refused(train, tmp_path):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("task", ["classification", "question_answering", "language_modelling", "chat"])
-def test_the_tokenizer_that_is_saved_cuts_and_pads_as_the_one_that_was_given(tmp_path, task, own):
+def test_a_saved_tokenizer_truncates_and_pads_as_before(tmp_path, task, own):
     """Encoding the rows of a training sets both in a fast tokenizer, and its file has them."""
     from chat import save_tokenizer, talk
     from transformers import AutoTokenizer

@@ -57,7 +57,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
     assert data.warnings == []
 
 
-def test_a_parquet_file_in_another_compression_is_refused_among_whole_ones(tmp_path):
+def test_an_unreadable_parquet_compression_is_refused(tmp_path):
     for name in ("a.parquet", "b.parquet.gz"):
         (tmp_path / name).write_bytes(b"PAR1")
     (problem,) = compose(*small(*told(tmp_path))).problems
@@ -245,7 +245,7 @@ def test_one_text_alone_has_no_evaluation_and_that_is_said(tmp_path):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_file_that_cannot_be_used_is_one_line_with_its_name_and_the_place(tmp_path, name, text, words):
+def test_unusable_files_are_refused_in_a_line(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     line = refusal(*told(tmp_path / name), task=CLASSES)
     assert all(word in line for word in words), line

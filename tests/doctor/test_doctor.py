@@ -98,7 +98,7 @@ def test_a_full_gpu_is_busy_and_not_broken(visit):
     assert "adam8bit" in rows(text).split(" optim ")[1].split(" compile ")[0]
 
 
-def test_a_cpu_build_beside_a_gpu_is_no_fault_and_the_install_line_is_there(visit):
+def test_a_cpu_build_beside_a_gpu_is_no_fault(visit):
     probes = {"torch": {"cuda": None}, "bitsandbytes": {}, "bitsandbytes on cpu": {}}
     text, broken = visit(FakeNvml(gpu()), probes, cuda=False)
     assert not broken and "cannot use it: this torch is a CPU build" in rows(text)
@@ -183,7 +183,7 @@ def test_bounds_and_extras_are_read_from_pyproject(project):
     assert found[5].install == "pip install -e '.[8bit]'" and found[2].install == "pip install -e ."
 
 
-def test_missing_needed_packages_and_old_ones_are_broken_and_missing_optional_ones_are_not(visit, monkeypatch, project):
+def test_needed_packages_are_broken_where_missing_or_old(visit, monkeypatch, project):
     python, found = project
     monkeypatch.setattr(checks, "packages", lambda: (python, [*found, found[5]]))  # an extra with two of one purpose
     text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}})
@@ -352,7 +352,7 @@ def test_the_doctor_speaks_where_nothing_is_installed(tmp_path):
 
 
 @pytest.mark.slow
-def test_on_this_machine_bitsandbytes_takes_its_step_and_the_page_is_plain(run_doctor):
+def test_bitsandbytes_takes_its_step_here(run_doctor):
     done = run_doctor(**{name: code for name, code in LIGHT.items() if name != "torch"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8-bit AdamW works on cpu" in rows(done.stdout) and done.stdout.endswith("Nothing is broken.\n")

@@ -170,7 +170,7 @@ def test_want_of_memory_is_no_failure(error, memory):
     assert not probe.is_out_of_memory({})
 
 
-def test_a_page_has_eighty_columns_and_its_texts_begin_in_the_twenty_eighth():
+def test_a_page_has_eighty_columns():
     out = lines.Page()
     out.head("Title")
     out.row("name", "word " * 20, "red")

@@ -15,7 +15,7 @@ NINE_OF_TEN, WIDEST = 0.9, 2.0
 
 
 @needs_files
-def test_published_training_steps_that_wait_for_the_host_lie_in_their_intervals():
+def test_host_bound_published_steps_lie_in_their_intervals():
     found = []
     for each in held_out.steps():
         if "Llama" in each["model"] and not each["objective"].startswith(published_intervals.FORWARD_ALONE):

@@ -78,7 +78,7 @@ def test_where_the_host_makes_the_step_the_simplest_comes_first(advised, predict
 
 
 @pytest.mark.slow
-def test_where_the_mathematics_has_to_change_it_changes_as_little_as_will_do(advised, predicted):
+def test_the_mathematics_changes_as_little_as_possible(advised, predicted):
     from legroom.foresight.search import objective, plan, request, space
 
     words = [*WORDS]
@@ -209,7 +209,7 @@ def test_nothing_fits_where_a_word_refuses_what_would(played, monkeypatch):
 
 
 @pytest.mark.parametrize("ends", ["seconds", "Ctrl-C"])
-def test_a_search_that_is_ended_keeps_what_it_found_and_says_how_far_it_came(played, ends):
+def test_an_ended_search_keeps_what_it_found(played, ends):
     seen, said = [], []
 
     def may_fit(count, words):

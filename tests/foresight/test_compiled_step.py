@@ -30,7 +30,7 @@ def tally():
     return made
 
 
-def test_without_what_is_joined_the_products_and_the_optimizers_step_are_left(tally):
+def test_a_fused_step_has_products_and_optimizer(tally):
     left = tally.without_fusible()
     assert {phase: [one.kind for one in counts] for phase, counts in left.counts.items()} == {
         "forward": [MATMUL],
@@ -49,7 +49,7 @@ def test_an_estimate_is_of_the_step_as_written_and_may_be_shorter(predicted):
     assert set(found.warnings) - set(written.warnings) == {simulation.AS_WRITTEN, roofline.FUSED}
 
 
-def test_a_verdict_that_it_does_not_fit_says_that_it_is_of_the_step_as_written(predicted):
+def test_the_verdict_of_a_compiled_step_says_what_it_is_of(predicted):
     words = [*WORDS, "launch.memory_limit_gib=0.01"]
     said = [predicted(*words, *more).error.message for more in ([], ["compile=true"])]
     assert ["compile=true" in message for message in said] == [False, True]
@@ -62,7 +62,7 @@ def test_with_checkpointing_it_is_not_said_to_take_less(predicted):
     assert found.estimate.kept_bytes == pytest.approx(0.3 * found.memory.peak_reserved_bytes, abs=1)
 
 
-def test_on_a_cpu_nothing_is_timed_and_the_memory_is_that_of_the_step_as_written(tmp_path):
+def test_a_compiled_step_on_a_cpu_has_no_time(tmp_path):
     steps = []
     for more in ([], ["compile=true"]):
         cfg, _, problems = compose("recipe=estimate", "device=cpu", "model=llama_tiny", "data.samples=16", *more)

@@ -115,7 +115,7 @@ def test_paged_states_lie_outside_the_allocator(predicted):
     assert paged.memory.device_used_bytes > paged.memory.peak_reserved_bytes + paged.memory.context_bytes
 
 
-def test_a_worker_has_every_key_and_knows_without_facts_what_is_of_bitsandbytes():
+def test_a_worker_knows_optimizers_of_bitsandbytes():
     """Asked as a worker asks, whose configuration comes from its record, also for what is recorded if it is set."""
     sets = [
         "data.task=masked_lm data.mask_share=0.3",
@@ -352,7 +352,7 @@ trials.Trials._run = attempt
 """
 
 
-def test_the_answer_is_printed_before_the_search_for_what_would_make_it_fit(train, fault, capsys):
+def test_the_verdict_comes_before_the_search(train, fault, capsys):
     """Ctrl-C in the search leaves the verdict, its record and its exit code."""
     words = (*V100, "data.seq_len=8", "launch.memory_limit_gib=0.01")
     interrupted = fault(TRIES.format("raise KeyboardInterrupt"))

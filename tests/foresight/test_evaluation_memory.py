@@ -64,7 +64,7 @@ def test_a_large_one_decides_the_verdict(predicted, words, tmp_path):
     ],
     ids=str,
 )
-def test_screen_page_and_record_name_what_lacks_room_with_the_same_numbers(
+def test_screen_page_and_record_agree_on_what_lacks_room(
     predicted, words, tmp_path, batch, evaluated, share, decided_by, places
 ):
     asked = [*words[:-1], f"batch.per_device={batch}", f"eval.batch={evaluated}"]
@@ -86,7 +86,7 @@ def test_screen_page_and_record_name_what_lacks_room_with_the_same_numbers(
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_lacks_room_beside_the_step_is_first_in_the_advice(predicted, words):
+def test_advice_begins_with_an_evaluation_without_room(predicted, words):
     asked = [*words[:-1], "batch.per_device=8", "eval.batch=64"]
     free = predicted(*asked)
     limit = f"launch.memory_limit_gib={free.memory.peak_reserved_bytes * 0.8 / GIB}"
@@ -100,7 +100,7 @@ def test_an_evaluation_that_lacks_room_beside_the_step_is_first_in_the_advice(pr
     assert predicted(*kept, *changes, limit).estimate.fits
 
 
-def test_a_run_whose_evaluation_ran_out_of_memory_is_told_of_a_smaller_one(words):
+def test_out_of_memory_in_an_evaluation_names_a_smaller_one(words):
     hint = advice.untried(compose("device=cpu", "eval.batch=8", "checkpointing=none").cfg, "eval")
     assert hint.startswith("Try, the cheapest first: eval.batch=4, ") and "checkpointing" not in hint
 
@@ -122,7 +122,7 @@ def test_between_the_two_it_is_tight_and_the_warning_says_why(predicted, words):
     assert advice.hint(cfg, tight).startswith("Tried: eval.batch=16 (")
 
 
-def test_what_fits_without_the_margin_is_tight_whatever_is_missing_beside_it(predicted, words):
+def test_fitting_without_the_margin_is_tight(predicted, words):
     outcome, cfg = predicted(*words), compose("recipe=estimate", *words).cfg
     kept, capacity = outcome.estimate.kept_bytes, 100 * MIB
 
@@ -157,7 +157,7 @@ def test_the_hint_is_a_smaller_evaluation_that_fits(predicted, words):
     assert predicted(*words, change, limit).estimate.fits
 
 
-def test_where_no_batch_is_small_enough_for_it_accumulation_auto_names_the_evaluation(predicted, words, monkeypatch):
+def test_accumulation_auto_names_an_evaluation_without_room(predicted, words, monkeypatch):
     trained = predicted(*words, "eval.batch=1").memory.peak_reserved_bytes
     auto = [*words[:-1], "recipe=estimate", "accumulation=auto", "batch.effective=2", LARGE]
     monkeypatch.setattr(accumulation, "_ask", lambda asked: json.dumps(_largest(asked)))

@@ -77,7 +77,7 @@ def test_make_returns_three(made):
         estimate_step(both, make=lambda: made, gpu=GPU)
 
 
-def test_a_size_that_depends_on_values_is_refused_with_the_line_and_a_wrong_shape_is_the_scripts_error():
+def test_a_size_that_depends_on_values_is_refused():
     model = nn.Linear(WIDTH, 2)
 
     def chosen(model, _, rows):

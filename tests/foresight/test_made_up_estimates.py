@@ -36,7 +36,7 @@ def test_an_adapter_is_proposed_where_there_is_none():
     assert proposed == ["adapter=lora", "adapter=qlora", "adapter=lora precision=bf16", "adapter=qlora precision=bf16"]
 
 
-def test_a_refusal_is_the_reason_itself_and_the_script_has_a_line_of_its_own_or_none():
+def test_a_refusal_has_the_scripts_line():
     assert not_followed.reason(config(), Refusal("type this.")) == "type this."
     assert places.own_line(None) == ""
 
@@ -44,7 +44,7 @@ def test_a_refusal_is_the_reason_itself_and_the_script_has_a_line_of_its_own_or_
 # --- a GPU, a picture -------------------------------------------------------------------------------
 
 
-def test_the_gpu_that_is_installed_is_found_by_its_name_and_has_its_own_memory(monkeypatch):
+def test_the_installed_gpu_is_found_by_its_name(monkeypatch):
     card = host.Gpu("GPU-0", "NVIDIA L4", 20 * GIB, (8, 9))
     for gpus in ((), (dataclasses.replace(card, name="NVIDIA Nothing"),)):
         monkeypatch.setattr(host, "gpus", lambda gpus=gpus: gpus)

@@ -90,7 +90,7 @@ def test_what_the_allocator_has_is_what_nothing_else_takes():
 # --- other rules ------------------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_has_the_memory_of_its_fullest_rank_and_the_work_of_its_slowest():
+def test_a_pipeline_is_its_fullest_and_slowest_ranks():
     cfg = config("parallelism=pipeline", "parallelism.num_processes=4", "parallelism.stages=4")
     model = Model("m", "M", layers=12)
     tallies = [tally(count) for count in (1, 2, 3)]

@@ -172,7 +172,7 @@ def test_moving_a_module_keeps_tied_weights_tied():
     assert tied.parts["optimizer"] == pytest.approx(2 * tied.parts["parameters"], rel=1e-2)
 
 
-def test_objects_that_exist_are_copied_without_their_data_and_stay_as_they_are():
+def test_given_objects_are_copied_without_data():
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     adamw_step(model, optimizer, torch.randn(2, WIDTH))
@@ -184,7 +184,7 @@ def test_objects_that_exist_are_copied_without_their_data_and_stay_as_they_are()
     adamw_step(model, optimizer, torch.randn(2, WIDTH))
 
 
-def test_parameters_beside_the_modules_and_own_attributes_of_an_optimizer_are_copied_too():
+def test_bare_parameters_and_optimizer_attributes_are_copied():
     class Twice(torch.optim.SGD):
         """As sharpness-aware minimisation: it holds another optimizer of the same parameters."""
 
@@ -330,7 +330,7 @@ def test_compiled_code_is_followed_as_written_and_says_so(kind):
     assert not any("torch.compile" in note for note in plain.notes)
 
 
-def test_recurrent_layers_are_followed_one_operation_after_the_other_and_say_so():
+def test_recurrent_layers_are_followed_by_operations():
     def make():
         model = nn.LSTM(8, 8, batch_first=True)
         return model, torch.optim.SGD(model.parameters()), torch.zeros(1, 4, 8)

@@ -97,7 +97,7 @@ def test_the_train_command_of_a_shell_trains_on_the_card(gpus, tmp_path):
     assert record["environment"]["device"] == "cuda" and record["memory"]["context_bytes"] > 0
 
 
-def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on_gpu):
+def test_missing_figures_are_empty_cells(on_gpu):
     record = on_gpu("measure.ledger=false").record
     record.memory.device_used_bytes = record.memory.context_bytes = None  # a GPU that shares the host's memory
     (row,) = gpu_checks.table([record]).splitlines()[2:]

@@ -16,7 +16,7 @@ RECIPES = ["trainer", "accelerate"]
 @pytest.mark.slow_for("bf16_pure-trainer", "fp32-trainer")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("option", ["fp32", "tf32", "bf16", "fp16", "bf16_pure"])
-def test_a_job_on_a_gpu_has_the_losses_of_the_cpu_and_the_figures_of_the_card(train, on_gpu, recipe, option):
+def test_a_gpu_job_has_the_losses_of_the_cpu(train, on_gpu, recipe, option):
     words = [f"recipe={recipe}", f"precision={option}", "eval.precision=bf16"]
     played = on_gpu(*words, "train.max_steps=3")
     record, memory = played.record, played.record.memory

@@ -83,7 +83,7 @@ def test_bitsandbytes_is_imported_by_the_jobs_that_need_it_alone(server_with, ru
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_process(server_with, run):
+def test_a_dead_fork_server_costs_no_job(server_with, run):
     server = server_with("empty.py", "")
     outcome, shown = run(server, "train.max_steps=50", then=lambda: server.process.send_signal(signal.SIGABRT))
     assert outcome.status == "ok" and outcome.training.steps == 50 and not shown
@@ -131,7 +131,7 @@ def test_a_worker_for_which_nobody_waits_any_more_is_ended(server_with, run):
         pytest.param("os.kill(os.getpid(), 9)", "SIGKILL", marks=pytest.mark.slow),
     ],
 )
-def test_a_server_that_dies_while_it_imports_is_replaced_and_the_cause_named(server_with, run, what, cause):
+def test_a_server_that_dies_at_import_is_replaced(server_with, run, what, cause):
     server = server_with("sitecustomize.py", IN_SERVER.format(what=what))
     outcome, shown = run(server)
     assert outcome.status == "ok" and len(shown) == 1 and cause in shown[0] and shown[0] in outcome.warnings

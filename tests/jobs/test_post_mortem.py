@@ -85,7 +85,7 @@ def test_the_end_of_the_log_tells_a_want_of_memory(job, code, log, status):
     assert found.status == status and (found.error.type == "BadAlloc") is (status == "oom")
 
 
-def test_the_steps_that_were_written_count_and_neither_evaluations_nor_a_cut_line(job):
+def test_only_whole_lines_of_steps_count(job):
     rows = [{"step": n, "loss": 1 / n, "samples": 4, "tokens": 32} for n in (1, 2)]
     rows.insert(1, {"step": 1, "evaluation_loss": 0.5})
     (job.folder / run_folder.STEPS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3, "lo')
@@ -93,7 +93,7 @@ def test_the_steps_that_were_written_count_and_neither_evaluations_nor_a_cut_lin
     assert (found.steps, found.samples, found.tokens, found.losses, found.final_loss) == (2, 8, 64, [1.0, 0.5], 0.5)
 
 
-def test_a_worker_that_ended_while_it_loaded_has_none_of_the_steps_of_the_attempt_before(job):
+def test_steps_of_an_earlier_attempt_do_not_count(job):
     (job.folder / run_folder.STEPS_FILE).write_text(json.dumps({"step": 1, "loss": 1.0, "samples": 4, "tokens": 32}))
     found = post_mortem.leave_record(job, WorkerExit("exited", -9, "load", False), None).training
     assert (found.steps, found.final_loss) == (0, None)

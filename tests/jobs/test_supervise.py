@@ -213,7 +213,7 @@ def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fa
     ],
     ids=["C++", "OpenMP", "Python"],
 )
-def test_a_library_that_ends_the_process_for_want_of_memory_is_out_of_memory(train, fault, line, end):
+def test_a_process_ended_for_want_of_memory_is_oom(train, fault, line, end):
     run = train(fork_server=fault(f"import os; os.write(2, {line.encode()!r}); {end}"), status="oom")
     assert "memory" in run.record.error.message and "precision=bf16" in run.record.error.hint
 
@@ -301,7 +301,7 @@ def test_a_disk_too_full_for_any_record_is_said_in_a_line(command, fault, monkey
     assert "ok: bert_tiny" in ended.out and "2 steps" in ended.out, "what was trained is shown"
 
 
-def test_a_disk_that_is_full_from_the_start_is_noticed_before_the_training(command, tmp_path, monkeypatch):
+def test_a_full_disk_is_noticed_before_the_training(command, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -122,7 +122,7 @@ def test_half_the_batch_says_what_it_changes(size, typed, halved):
     ],
     ids=str,
 )
-def test_another_batch_than_an_experiments_names_what_the_rate_would_become(words, said):
+def test_another_batch_names_the_scaled_rate(words, said):
     """The experiments take 4 samples a step with a rate of 5e-5."""
     made = compose("device=cpu", *words)
     assert not made.problems

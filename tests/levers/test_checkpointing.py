@@ -129,7 +129,7 @@ def test_what_is_kept_and_what_is_computed_again(model):
     assert len({each["flops"] for each in parts.values()}) == 1, "model FLOPs do not count a recomputation"
 
 
-def test_attention_with_dropout_is_computed_again_because_it_draws_random_numbers():
+def test_attention_with_dropout_is_recomputed():
     """On a GPU only: on a CPU attention with dropout is no single operation."""
     flash, efficient = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention
     for operation, before in ((flash.default, 3 * (None,)), (efficient.default, (None, None, None, None, True))):

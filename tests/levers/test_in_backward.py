@@ -80,7 +80,7 @@ def test_what_needs_all_gradients_is_refused(options, said):
 
 
 @pytest.mark.parametrize("name", ["paged_adam8bit", "paged_adamw", "paged_lion8bit"])
-def test_a_paged_optimizer_is_estimated_with_its_states_outside_of_the_allocator(tmp_path, name):
+def test_paged_states_lie_outside_the_allocator_in_backward(tmp_path, name):
     pytest.importorskip("bitsandbytes")
     words = ["model=llama_tiny", "model.width=512", "model.layers=2", "precision=bf16_pure", "gpu=l4_24gb"]
     words += ["recipe=estimate", f"optim={name}", "train.max_grad_norm=0"]
@@ -105,7 +105,7 @@ def test_a_hint_takes_clipping_away_with_it_and_says_so():
 
 
 @pytest.mark.parametrize("recipe,optim", [("trainer", "adamw"), ("accelerate", "adam8bit")])
-def test_a_checkpoint_of_an_ordinary_training_goes_on_with_it_to_the_same_end(train, again, tmp_path, recipe, optim):
+def test_resuming_with_steps_in_backward_ends_the_same(train, again, tmp_path, recipe, optim):
     """The files of the last checkpoint are the same, byte for byte."""
     words = [
         f"recipe={recipe}",

@@ -128,7 +128,7 @@ def test_a_model_without_it_or_with_dropout_is_refused(name):
         architectures.check(cfg, AutoConfig.for_model("llama", attention_dropout=0.1), "language_modelling")
 
 
-def test_a_package_in_a_version_that_transformers_does_not_load_is_refused(monkeypatch):
+def test_attention_packages_of_other_versions_are_refused(monkeypatch):
     cfg = compose("device=cpu", "model=llama_tiny").cfg
     cfg.model.attention = "kernels-community/flash-attn2"
     monkeypatch.setattr(transformers_models_private, "wanted_kernels", lambda: "kernels>=1,<2")
@@ -136,7 +136,7 @@ def test_a_package_in_a_version_that_transformers_does_not_load_is_refused(monke
         architectures.check(cfg, AutoConfig.for_model("llama"), "language_modelling")
 
 
-def test_a_kernel_that_the_hub_does_not_give_is_refused_before_the_data_is_read(monkeypatch):
+def test_a_missing_hub_kernel_is_refused_early(monkeypatch):
     def load(name, *_, **__):
         raise ValueError(f"An error occurred while trying to load from '{name}': no route\nto the host.")
 

@@ -73,7 +73,7 @@ def test_8_bit_adam_is_the_one_of_bitsandbytes(tmp_path):
     assert optimizer.args.optim_bits == 8 and tuple(optimizer.defaults["betas"]) == (0.9, 0.95)
 
 
-def test_ademamix_rises_to_its_slow_momentum_over_the_steps_that_are_typed(tmp_path):
+def test_ademamix_rises_to_its_slow_momentum(tmp_path):
     settings = built(
         torch.nn.Linear(4, 4), tmp_path, "optim=ademamix", "optim.args.t_alpha=9", "optim.beta1=0.8"
     ).defaults
@@ -238,7 +238,7 @@ def test_schedule_free_takes_the_place_of_a_schedule():
 
 
 @pytest.mark.parametrize("option", ["adamw8bit_ao", "adamw4bit", "adamw_fp8"])
-def test_a_compiled_step_is_not_estimated_for_a_gpu_and_needs_a_compiler_there(pretend_gpu, monkeypatch, option):
+def test_compiled_optimizers_need_a_compiler(pretend_gpu, monkeypatch, option):
     pytest.importorskip("torchao")
     pretend_gpu((9, 0))
     monkeypatch.setattr(host, "has", lambda module: module != "triton")
@@ -265,7 +265,7 @@ def test_states_in_float8_are_refused_where_triton_cannot_cast_to_it(pretend_gpu
 # --- transformers' list ----------------------------------------------------------------------------
 
 
-def test_every_name_of_transformers_is_an_option_or_has_a_reason_in_the_documentation():
+def test_every_optimizer_of_transformers_is_answered():
     """A name that a new transformers brings is noticed here."""
     named = {menus.option_values("optim", name, [CONF])["transformers_name"] for name in menus.options("optim", [CONF])}
     page = (ROOT / "docs/levers.md").read_text().split("## Optimizers of transformers that are no option")[1]
@@ -293,7 +293,7 @@ def test_states_whose_rounding_lets_weights_leap_are_warned_of(name, leaps):
     assert any("learning rates" in line for line in rules.warnings(cfg)) == leaps
 
 
-def test_a_step_that_a_gpu_compiles_is_not_estimated_and_its_parts_are_said_to_be_of_another():
+def test_a_compiled_optimizer_is_not_estimated_on_a_gpu():
     estimate = compose("recipe=estimate", "gpu=a100_80gb", "optim=adamw4bit")
     assert any("its step is compiled there" in line for line in estimate.problems)
     cfg = compose("device=cpu", "optim=adamw4bit").cfg

@@ -132,7 +132,7 @@ class StepsInBackward(torch.optim.SGD):
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_steps_in_the_backward_pass_trains_as_one_that_steps_after_it(tmp_path, monkeypatch):
+def test_stepping_in_backward_trains_the_same(tmp_path, monkeypatch):
     losses = {}
     for kind in (torch.optim.SGD, StepsInBackward):
         monkeypatch.setitem(
@@ -160,7 +160,7 @@ class Swaps(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_with_modes_trains_in_train_mode_and_evaluates_in_eval_mode(tmp_path, monkeypatch):
+def test_optimizers_have_train_and_eval_modes(tmp_path, monkeypatch):
     monkeypatch.setitem(
         optimizer.FACTORIES, "sgd", lambda cfg, args, model: Swaps(model.parameters(), args.learning_rate)
     )
@@ -172,7 +172,7 @@ def test_an_optimizer_with_modes_trains_in_train_mode_and_evaluates_in_eval_mode
         assert inner.mode == "train"
 
 
-def test_schedule_free_evaluates_the_average_of_the_weights_that_it_trains(tmp_path):
+def test_schedule_free_evaluates_the_average(tmp_path):
     pytest.importorskip("schedulefree")
     options = ["optim=schedule_free", "train.schedule=constant", "train.warmup_steps=2", "optim.beta1=0.8"]
     for loop in both(tmp_path, *options, "optim.args.r=1.0"):
@@ -191,7 +191,7 @@ def test_schedule_free_evaluates_the_average_of_the_weights_that_it_trains(tmp_p
 
 
 @pytest.mark.parametrize("recipe", ["accelerate", "trainer"])
-def test_the_warm_up_of_schedule_free_is_in_the_learning_rates_of_the_steps(tmp_path, monkeypatch, recipe):
+def test_schedule_free_warms_up(tmp_path, monkeypatch, recipe):
     pytest.importorskip("schedulefree")
     rates = []
     monkeypatch.setattr(StepLog, "step", lambda self, loss, *figures: rates.append(figures[2]))

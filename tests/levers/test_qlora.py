@@ -46,7 +46,7 @@ def test_both_recipes_train_the_same_adapter(train, words):
     assert one.training.losses[0] != one.training.losses[-1]
 
 
-def test_the_frozen_weights_count_their_real_bytes_and_products_their_flops(train):
+def test_quantised_weights_count_their_real_bytes(train):
     words = ["model=llama_tiny", "model.width=128", "model.feed_forward=512", "eval.enabled=false"]
     lora, four, eight = (
         train("train.max_steps=2", *words, *chosen).record
@@ -69,7 +69,7 @@ def test_the_frozen_weights_count_their_real_bytes_and_products_their_flops(trai
     [["model=llama_tiny"], ["model=bert_tiny", "adapter.bits=8", "model.width=64"], ["model=gpt2_tiny"]],
     ids=" ".join,
 )
-def test_peft_opens_what_was_saved_on_a_quantised_base_and_it_answers_as_it_was_evaluated(train, words):
+def test_peft_opens_a_saved_qlora_adapter(train, words):
     base = train(*words[:1], *words[2:], "save.final=true").folder / run_folder.MODEL_FOLDER
     asked = [*QLORA, *words[1:2], f"model.pretrained={base}", "train.learning_rate=0.05", "save.final=true"]
     run = train(*asked)

@@ -95,7 +95,7 @@ def test_no_adapter_is_proposed_to_one_in_4_bits(resolved, values, proposed):
     assert {each.removeprefix("adapter=") for each in levers if "adapter" in each} == proposed
 
 
-def test_an_adapter_beside_random_weights_is_proposed_to_those_who_asked_for_one(resolved):
+def test_adapters_are_proposed_beside_pretrained_weights(resolved):
     """Else it is listed without a cost, as what trains other weights than those that are meant."""
     for values, cost in (
         ("", None),

@@ -100,7 +100,7 @@ def test_more_than_is_free_is_said_before_anything_is_loaded(monkeypatch, overri
     assert found is None if said is None else said in (found or "")
 
 
-def test_sharded_weights_are_gathered_on_the_host_and_replicas_are_held_each():
+def test_host_memory_of_sharded_and_replicated_weights():
     words = ["device=cpu", "model=bert_tiny", "parallelism.num_processes=2", "save.final=true", "optim=sgd"]
     found = {}
     for mode in ("ddp", "fsdp"):

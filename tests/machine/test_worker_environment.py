@@ -15,7 +15,7 @@ from legroom.ranks.rank_info import RankInfo
 
 
 @pytest.mark.parametrize("name, asks", [("kernels-community/flash-attn2", True), ("flash_attention_2", False)])
-def test_a_kernel_of_the_hub_is_looked_for_on_the_disk_alone_where_the_hub_is_out_of_reach(monkeypatch, name, asks):
+def test_hub_kernels_come_from_the_disk_without_a_network(monkeypatch, name, asks):
     """Otherwise every request is tried again and again."""
     monkeypatch.setattr(worker_environment, "hub_answers", lambda: False)
     monkeypatch.setattr(worker_environment, "export_environment", lambda _: None)
@@ -57,7 +57,7 @@ def test_what_libraries_print_is_shown_with_an_error_alone(capfd):
     assert out == "" and err == "a banner\na warning\n\n"
 
 
-def test_the_hub_is_out_of_reach_where_nothing_listens_and_is_taken_to_be_there_behind_a_proxy(monkeypatch):
+def test_whether_the_hub_answers(monkeypatch):
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -29,7 +29,7 @@ def test_what_a_cpu_has_in_use_stands_beside_the_machine_or_the_limit(monkeypatc
     assert limit == GIB and used == pytest.approx(7 * MIB, abs=3 * MIB)
 
 
-def test_without_a_figure_of_the_data_segment_nothing_is_shown_beside_the_limit(monkeypatch):
+def test_without_a_data_segment_no_limit_is_shown(monkeypatch):
     """As on macOS."""
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=GIB))
     monkeypatch.setattr(psutil, "Process", lambda: process)

@@ -62,7 +62,7 @@ def test_a_gathered_weight_is_a_copy():
     assert plain.log.entry_of(weight).kind == OTHER
 
 
-def test_weights_and_gradients_of_the_optimizer_alone_are_copies_and_gradients():
+def test_weights_of_the_optimizer_alone_are_copies():
     """ZeRO's flat copies: no weights of the model."""
     model, flat = nn.Linear(2, 2, bias=False), nn.Parameter(torch.ones(8))
     flat.grad = torch.ones(8)

@@ -487,7 +487,7 @@ def test_the_peak_of_a_step_may_be_at_its_very_beginning():
     assert StorageLog.peak_index(SimpleNamespace(events=events, step_start=3)) == 3
 
 
-def test_a_state_that_is_paged_is_logged_though_it_says_that_it_is_on_the_cpu():
+def test_paged_states_are_logged():
     log, paged = StorageLog("cuda"), torch.ones(4)
     assert log.record(torch.ones(4), OPTIMIZER) is None
     paged.is_paged = True
@@ -510,14 +510,14 @@ def test_when_gloo_frees_its_buffer_does_not_count():
     assert len(ledger.log.events) == len(events)  # freed once
 
 
-def test_each_buffer_of_gloo_counts_though_they_follow_each_other_at_one_address():
+def test_every_gloo_buffer_counts():
     log, count = StorageLog("cpu"), 50
     for _ in range(count):
         log.add_passing(torch.ones(8), OTHER)
     assert [sign for _, sign in log.events] == [+1, -1] * count
 
 
-def test_a_tensor_without_strides_and_a_storage_that_stays_as_it_is_are_not_logged():
+def test_sparse_tensors_are_not_logged():
     log, tensor = StorageLog("cpu"), torch.ones(4)
     assert log.record(torch.eye(2).to_sparse(), OTHER) is None and log.events == []
     log.record(tensor, OTHER)

@@ -128,7 +128,7 @@ def test_the_timeline_of_a_step_without_events_is_one_moment():
     assert found["rest"] == {"at": [], "bytes": []}
 
 
-def test_a_phase_that_returns_is_one_of_its_own_unless_the_optimizer_stepped_in_it():
+def test_a_phase_that_returns_is_another():
     def of_phases(*names):
         log = made_up(*((entry(1, phase=name), 1) for name in names))
         return [name for _, name in timelines.phases(log, 0)]

@@ -177,7 +177,7 @@ def test_the_labels_of_masked_tokens_are_given_to_no_decoder(kind):
         architectures.check(compose(*small("model=bert_tiny")).cfg, config, "masked_lm")
 
 
-def test_a_classifier_of_sequence_to_sequence_weights_is_trained_and_estimated(train, folder):
+def test_classifiers_of_sequence_to_sequence_models(train, folder):
     path = folder(transformers.BartForSequenceClassification, TINY_BART)
     trained = train(f"model.pretrained={path}").record
     estimated = train(f"model.pretrained={path}", "recipe=estimate").record

@@ -225,7 +225,7 @@ def test_a_folder_that_was_not_wholly_downloaded_says_how_to_get_the_rest(gpt2, 
         pretrained.load_weights(transformers.AutoModelForCausalLM, str(folder), config, False, print)
 
 
-def test_a_tokenizer_that_git_lfs_has_not_brought_is_no_reason_to_save_one(tmp_path):
+def test_a_tokenizer_left_in_git_lfs_is_not_saved(tmp_path):
     saved(tmp_path / "model", transformers.GPT2LMHeadModel(config_of("gpt2")), word_tokenizer())
     (tmp_path / "model" / "tokenizer.json").write_text(POINTER)
     with pytest.raises(Refusal, match=TO_PULL.format("tokenizer.json") + r"[^.]*\.$"):
@@ -235,7 +235,7 @@ def test_a_tokenizer_that_git_lfs_has_not_brought_is_no_reason_to_save_one(tmp_p
 # --- new heads --------------------------------------------------------------------------------------
 
 
-def test_a_new_head_in_place_of_another_tasks_is_drawn_as_its_family_draws_it(tmp_path):
+def test_a_new_head_is_initialised_as_its_family(tmp_path):
     sizes = dict(vocab_size=40, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
     config = transformers.ModernBertConfig(**sizes, pad_token_id=0, cls_token_id=1, sep_token_id=2)
     folder = saved(tmp_path / "model", other := transformers.ModernBertForTokenClassification(config))
@@ -344,7 +344,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(train, gpt2, value, ada
 
 
 @pytest.mark.parametrize("adapter,more", [("none", 0), ("none", 1), ("qlora", 1)])
-def test_weights_that_are_one_by_the_configuration_and_two_by_the_files_are_refused(train, gpt2, adapter, more):
+def test_contradictory_tied_weights_are_refused(train, gpt2, adapter, more):
     folder, embeddings = gpt2(), "transformer.wte.weight"
     change(folder, lambda weights: weights.update({"lm_head.weight": weights[embeddings] + more}))
     words = (f"model.pretrained={folder}", "data=dummy", f"adapter={adapter}")
@@ -353,7 +353,7 @@ def test_weights_that_are_one_by_the_configuration_and_two_by_the_files_are_refu
 
 
 @pytest.mark.parametrize("family,kind", [("gpt2", "GPT2LMHeadModel"), ("bert", "BertForSequenceClassification")])
-def test_a_configuration_without_architectures_is_for_what_its_family_does(train, tmp_path, family, kind):
+def test_without_architectures_the_family_decides(train, tmp_path, family, kind):
     saved_model = transformers.AutoModelForCausalLM if family == "gpt2" else transformers.BertForSequenceClassification
     config = config_of(family)
     model = saved_model.from_config(config) if family == "gpt2" else saved_model(config)

@@ -268,7 +268,7 @@ def test_an_optimizer_of_transformers_has_the_option_that_uses_it():
         assert used[option]["transformers_name"] == values["transformers_name"]
 
 
-def test_a_size_by_the_name_of_transformers_is_answered_by_the_key_that_sets_it():
+def test_sizes_of_transformers_name_our_keys():
     for names in (model_families.SIZES, *model_families.OTHER_SIZES.values()):
         for ours, theirs in names.items():
             assert f"Type model.{ours}=" in said(f"{theirs}=3"), theirs
@@ -362,6 +362,6 @@ def test_the_suggestion_comes_before_the_long_list():
         ("nobody/else", None),
     ],
 )
-def test_an_id_that_the_hub_does_not_return_names_the_option_with_its_sizes(hub_id, option):
+def test_an_unknown_hub_id_names_the_option(hub_id, option):
     assert known_models.like(hub_id).startswith(f" An estimate needs no weights: model={option} has" if option else "")
     assert option or not known_models.like(hub_id)

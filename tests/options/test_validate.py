@@ -98,7 +98,7 @@ def test_a_value_at_the_edge_is_accepted(override):
         (["model.tied=false"], "model.tied", "model=gpt2_tiny"),
     ],
 )
-def test_a_key_that_the_option_does_not_use_is_refused_with_the_option_that_does(overrides, key, instead):
+def test_unused_keys_name_the_option_that_uses_them(overrides, key, instead):
     assert has_line(compose("device=cpu", *overrides).problems, [key, instead])
 
 

@@ -24,7 +24,7 @@ DEEP = "a: " + "[" * 10**5 + "]" * 10**5
     ],
     ids=["levels", "itself", "more", "deep"],
 )
-def test_what_fills_the_memory_or_the_stack_is_refused_before_hydra_loads_it(command, tmp_path, text, said):
+def test_yaml_bombs_are_refused(command, tmp_path, text, said):
     (tmp_path / "menus/optim").mkdir(parents=True)
     (tmp_path / "menus/optim/evil.yaml").write_text(text)
     ended = command("optim=evil", "--config-dir", str(tmp_path / "menus"), fork_server=None)

@@ -246,7 +246,7 @@ def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, 
 
 
 @pytest.mark.slow
-def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(tmp_path):
+def test_a_rank_0_that_hangs_is_ended_with_a_record(tmp_path):
     """As on GPUs, where a rank waits for NCCL and not for a connection that closes."""
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     fault = THIRD_STEP.format(what=RAISE) + THIRD_STEP.replace("rank == 1", "rank == 0").format(what=HANG)
@@ -294,7 +294,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path, on_signal, status)
             one.kill()
 
 
-def test_what_a_rank_is_told_by_its_launcher_does_not_reach_the_jobs_of_a_later_run(train):
+def test_a_launchers_variables_end_with_its_run(train):
     """A job of one process in an environment with a launcher's leftovers (a shell inside a cluster's job)."""
     env = {"ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_VERSION": "2"}
     with pytest.MonkeyPatch.context() as patch:

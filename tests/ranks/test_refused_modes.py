@@ -69,7 +69,7 @@ def llama(**values):
 # --- context ---------------------------------------------------------------------------------------
 
 
-def test_an_attention_that_makes_a_whole_mask_is_refused_before_any_group_is_made():
+def test_attention_with_whole_masks_is_refused():
     with pytest.raises(Refusal, match="model.attention=eager, the one that LlamaForCausalLM has here"):
         context.share_out(llama(attn_implementation="eager"), 2)
 

@@ -97,7 +97,7 @@ def test_a_manifest_that_says_something_else_is_refused(tmp_path, change, sealed
         checkpoint_files.verify(folder)
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_half_of_a_new_one(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch):
     write(tmp_path, 2)
 
     def full(*_):
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_half_of_a_new_one(tmp
     checkpoint_files.verify(tmp_path / "checkpoints/step-00000002")
 
 
-def test_what_a_killed_save_has_left_is_no_checkpoint_and_goes_with_the_next(tmp_path):
+def test_leftovers_of_a_killed_save_go(tmp_path):
     folder = write(tmp_path, 2)
     for left in (".step-00000003.unfinished", ".step-00000001.gone"):
         folder.with_name(left).mkdir()

@@ -274,7 +274,7 @@ def test_the_settings_that_matter_are_recorded(monkeypatch):
     assert environment["device_memory_bytes"] > 2**28
 
 
-def test_the_revision_is_that_of_the_checkout_and_says_whether_its_files_are_changed(tmp_path, monkeypatch):
+def test_the_revision_says_whether_files_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "CHECKOUT", tmp_path)
     revision = environment.git_revision.__wrapped__  # without what this process has kept
     (tmp_path / "file").write_text("1")

@@ -308,7 +308,7 @@ def test_two_jobs_that_can_be_compared_are_chosen_first(opened, tmp_path):
 
 
 @pytest.mark.parametrize("limit", [None, 6.0])
-def test_a_run_out_of_memory_says_what_it_had_and_used_and_how_to_ask_an_estimate(opened, tmp_path, limit):
+def test_the_page_of_a_run_out_of_memory(opened, tmp_path, limit):
     found = job(status="oom", error=OOM, overrides=["optim=sgd"], device="cuda", device_memory_bytes=24 * GIB)
     found.config["launch"]["memory_limit_gib"], found.memory.peak_reserved_bytes = limit, 5 * GIB
     page = opened(a_run(tmp_path / "run", found))
@@ -331,7 +331,7 @@ def test_a_job_without_a_result_says_why_in_its_first_line(opened, tmp_path, sta
     assert ("OSError in load" in said) == (status == "failed") and page.locator("h2", has_text="Result").count() == 0
 
 
-def test_a_sweep_over_cards_draws_each_and_ranks_none_that_waits_for_the_host(opened, tmp_path):
+def test_the_page_of_a_sweep_over_cards(opened, tmp_path):
     records = []
     for n, gpu in enumerate(("t4_16gb", "l4_24gb", "a100_40gb", "h100_80gb")):
         records.append(job("recipe=estimate", f"gpu={gpu}", speed=5.0 * (n + 1), device="cuda", job_number=n))

@@ -79,7 +79,7 @@ def test_a_published_figure_up_to_ten_times_away_is_drawn(published, drawn):
     assert sum(line.get_marker() == "D" for line in axes.lines) == drawn
 
 
-def test_a_picture_is_dense_enough_to_be_read_and_has_no_name_of_a_program():
+def test_a_picture_has_enough_pixels():
     with plots.style():
         png = sheet.png(sheet.new_figure(2, 1))
     assert b"Software" not in png and b"IHDR" in png

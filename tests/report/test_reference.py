@@ -77,7 +77,7 @@ def test_the_guides_jobs_have_its_figures_and_its_baseline_by_default():
     assert report.compare(records, "experiment=adafactor").baseline is not made.baseline
 
 
-def test_without_a_vanilla_job_that_ended_ok_the_baseline_is_the_first_that_did():
+def test_the_baseline_without_a_vanilla_job():
     records = [
         guided("vanilla", status="oom", error=OOM, job_number=0),
         guided("adafactor", "optim=adafactor", job_number=1),

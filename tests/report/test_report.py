@@ -412,7 +412,7 @@ def test_published_memory_is_in_the_tables_unit():
 
 
 @pytest.mark.slow
-def test_published_figures_are_marked_in_the_bars_where_they_are_of_the_same_kind(drawn):
+def test_published_figures_are_marked_in_the_bars(drawn):
     published = {"recipe=trainer": {"device_used_bytes": 900 * MIB, "samples_per_second": 9.5}}
 
     def marked(device):
@@ -619,7 +619,7 @@ def test_a_failing_picture_changes_no_file(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_heavy_is_imported_with_the_module_and_never_torch_or_pyplot(tmp_path):
+def test_pictures_import_nothing_heavy(tmp_path):
     put(tmp_path, [job()])
     code = (
         "import sys; from legroom.report import report; at_first = set(sys.modules)\n"
@@ -663,7 +663,7 @@ def test_bars_grow_with_the_jobs_and_letters_do_not_overlap(drawn):
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
-def test_numbers_in_the_tradeoff_are_each_there_once_and_those_of_near_jobs_together(drawn):
+def test_tradeoff_numbers_stand_once(drawn):
     records = [job(f"batch.per_device={n + 1}", memory=(1000 + n) * MIB, speed=10.0, job_number=n) for n in range(3)]
     records.append(job("batch.per_device=64", memory=2000 * MIB, speed=20.0, job_number=99))
     figure = drawn(records)["tradeoff.png"][0]
@@ -682,7 +682,7 @@ def test_of_many_jobs_the_tradeoff_names_the_best_only(drawn):
     assert len(lines) == len(tradeoff_plot.best_tradeoffs({i: point for i, point in enumerate(points) if point})) < 15
 
 
-def test_a_job_that_is_faster_by_less_than_the_spread_is_no_better_tradeoff():
+def test_within_the_spread_no_job_is_faster():
     jobs = [job(f"batch.per_device={n + 1}", memory=(n + 1) * 100 * MIB, speed=10 + n, job_number=n) for n in range(5)]
     points = [(r.memory.peak_tensor_bytes, r.speed.samples_per_second) for r in jobs]
     made = rows.table(jobs)
@@ -775,7 +775,7 @@ def test_values_far_apart_have_a_logarithmic_scale(drawn):
 
 
 @pytest.mark.parametrize("ratio", [4, 10, 50])
-def test_axes_with_a_logarithmic_scale_are_labelled_with_numbers_inside_the_picture(drawn, ratio):
+def test_logarithmic_axes_have_labels(drawn, ratio):
     figure, _ = drawn(far_apart(ratio))["tradeoff.png"]
     axes = figure.axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
@@ -850,7 +850,7 @@ def test_brackets_in_a_name_are_no_markup():
     )
 
 
-def test_settings_that_matplotlib_refuses_do_not_end_a_sweep_before_it_begins():
+def test_refused_matplotlib_settings_end_no_sweep():
     done = subprocess.run(
         [sys.executable, "-c", "from legroom.report import report; report.prepare()"],
         cwd=ROOT,

@@ -11,7 +11,7 @@ from legroom.paths import CONF
 from legroom.third_party import hydra_private
 
 
-def test_get_args_parser_separates_overrides_from_flags_and_the_config_loader_parses_them():
+def test_get_args_parser_separates_overrides_from_flags():
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         swept, fixed = hydra_private.parse_overrides(["-m", "optim=adamw,sgd", "train.seed=1"])
     assert swept.is_sweep_override() and list(swept.sweep_string_iterator()) == ["adamw", "sgd"]
@@ -26,7 +26,7 @@ def test_raised_by_hydra_is_true_for_an_error_of_its_own_checks_alone():
     assert hydra_private.raised_by_hydra(in_hydra.value) and not hydra_private.raised_by_hydra(in_python.value)
 
 
-def test_flags_are_those_of_the_parser_and_one_that_it_does_not_take_is_said_in_a_line():
+def test_unknown_flags_are_refused_in_a_line():
     known = hydra_private.flags()
     assert known["--multirun"] == (False, ()) and known["--cfg"].takes_value and known["-cd"].takes_value
     assert not known["--info"].takes_value and "defaults" in known["--info"].optional_values

@@ -24,7 +24,7 @@ def test_overrides_and_numbers():
     assert submitit_private.overrides_and_numbers(rows) == ((["a=1"], ["a=2"]), (0, 1))
 
 
-def test_the_launcher_gives_map_array_the_overrides_first_and_the_numbers_third():
+def test_map_array_takes_overrides_and_numbers():
     launcher = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
     source = inspect.getsource(launcher.BaseSubmititLauncher.launch)
     parameters = list(inspect.signature(launcher.BaseSubmititLauncher.__call__).parameters)[1:]

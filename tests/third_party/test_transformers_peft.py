@@ -43,6 +43,6 @@ assert trainer.PeftModel is trainer_utils.PeftModel is peft.PeftModel
 
 
 @pytest.mark.slow
-def test_peft_is_imported_when_a_job_uses_it_and_the_trainer_knows_its_models():
+def test_peft_is_imported_by_jobs_that_use_it():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

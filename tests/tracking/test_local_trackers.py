@@ -141,7 +141,7 @@ def test_mlflow_gets_no_more_than_it_takes(uri, local, tmp_path, monkeypatch):
 # --- what they all get -----------------------------------------------------------------------------
 
 
-def test_a_line_of_the_steps_becomes_figures_and_an_evaluation_has_those_that_it_made():
+def test_lines_of_steps_become_figures():
     row = {"step": 1, "loss": None, "seconds": 0.0, "samples": 4, "tokens": 32, "epoch": 0.5}
     found = process.figures(row | {"gradient_norm": None})
     assert math.isnan(found.pop("training/loss")) and found.pop("training/tokens_per_second") > 1e9
@@ -162,7 +162,7 @@ def test_a_line_of_the_steps_becomes_figures_and_an_evaluation_has_those_that_it
     ],
     ids=range(4),
 )
-def test_a_reason_is_one_line_without_keys_and_without_advice_about_our_settings(error, said):
+def test_a_reason_is_one_line_without_keys(error, said):
     assert reason(error) == said
 
 

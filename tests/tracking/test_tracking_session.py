@@ -300,7 +300,7 @@ class Writer:
 
 @pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("steps", [0, 1])
-def test_an_event_file_is_begun_by_the_first_point_and_ends_with_the_summary(earlier, steps, tmp_path, monkeypatch):
+def test_event_files_end_with_the_summary(earlier, steps, tmp_path, monkeypatch):
     summary = ModuleType("tensorboard.summary")
     summary.Writer = Writer  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))

@@ -83,7 +83,7 @@ BUFFERS = {
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_an_evaluation_in_16_bits_has_the_buffers_of_a_model_in_16_bits_and_leaves_none_rounded(kind):
+def test_evaluation_in_16_bits_rounds_no_buffer(kind):
     """Rotary frequencies stay in 32 bits, where from_pretrained(dtype=torch.bfloat16) has them so."""
     config = transformers.AutoConfig.for_model(kind, **BUFFERS[kind])
     model, loaded = (
@@ -122,7 +122,7 @@ def test_an_evaluation_leaves_the_routers_loss_out():
     assert model.config.output_router_logits and model(input_ids=ids, labels=ids).loss > output.loss + 0.5
 
 
-def test_an_evaluation_in_16_bits_has_the_averages_of_a_schedule_free_optimizer(train):
+def test_evaluation_in_16_bits_with_schedule_free(train):
     words = ["model=gpt2_tiny", "optim=schedule_free"]
     plain, short = (train(*words, f"eval.precision={value}").record for value in ("null", "bf16"))
     assert short.evaluation.loss == pytest.approx(plain.evaluation.loss, rel=0.02)

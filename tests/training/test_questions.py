@@ -80,7 +80,7 @@ def test_every_window_is_labelled_with_its_own_part_of_the_answer(tmp_path):
     assert any(each["start_positions"] == each["end_positions"] == 0 for each in data.train), "a window without it"
 
 
-def test_the_best_span_of_all_windows_is_the_answer_and_is_scored_as_squad_does(tmp_path):
+def test_the_best_span_is_scored_as_in_squad(tmp_path):
     data = built(*words(tmp_path), f"data.eval_path={tmp_path / 'squad.jsonl'}", "data.eval_fraction=0")
     answers, found = data.answers, []
     for number, each in enumerate(data.eval):
@@ -103,7 +103,7 @@ def test_no_answer_is_one_where_the_data_has_such_questions():
     assert scores.squad(answers.pairs(found)) == (0.5, 0.5), "none said of the second, which is right"
 
 
-def test_an_answer_has_30_tokens_at_most_and_none_is_the_least_likely_of_all_windows():
+def test_answers_have_at_most_30_tokens():
     spans = numpy.array([[n, n + 1] for n in range(40)])
     answers = questions.Answers(["x" * 40], [["x"]], [0], [spans])
     for last, found in ((29, 30), (30, 1)):

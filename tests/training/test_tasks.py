@@ -144,7 +144,7 @@ def test_labels_of_which_all_rows_have_the_same_or_one_are_told(tmp_path):
     assert "no row has more than one label" in " ".join(alone.warnings)
 
 
-def test_an_empty_cell_has_none_of_the_labels_and_a_row_without_it_is_left_out(tmp_path):
+def test_an_empty_cell_has_no_label(tmp_path):
     from test_data import built
 
     (tmp_path / "rows.csv").write_text("text,label\nword,a|b\nword,\nword,b\nword\n")

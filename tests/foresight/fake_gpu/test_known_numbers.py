@@ -94,7 +94,7 @@ def test_a_number_that_is_read_is_1_unless_it_is_known(gpu):
     assert known_values.read(torch.tensor(7, device=gpu.device), {}) == 7
 
 
-def test_the_line_that_reads_is_the_last_outside_of_torch_and_of_this_package():
+def test_the_reading_line_is_the_users():
     def frame(name, line):
         return SimpleNamespace(filename=name, lineno=line)
 

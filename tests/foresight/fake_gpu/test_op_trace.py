@@ -83,7 +83,7 @@ def test_micro_batches_that_were_not_run_count_as_one_that_was(passes):
 # --- on the fake device ----------------------------------------------------------------------------
 
 
-def test_a_losss_mean_has_a_workspace_of_its_elements_and_a_sum_of_the_gradients_none():
+def test_the_mean_of_a_loss_has_a_workspace():
     model = torch.nn.Linear(4, 4, bias=False, device="meta")
     with FakeDevice((8, 0)) as fake, OpTrace(fake, model, torch.optim.SGD(model.parameters())) as trace:
         x, y = (torch.empty(6, 4, device=fake.device) for _ in range(2))
@@ -94,7 +94,7 @@ def test_a_losss_mean_has_a_workspace_of_its_elements_and_a_sum_of_the_gradients
     assert [(each.bytes, each.kept) for each in trace.workspaces] == [(6 * 4 * 4, False)]
 
 
-def test_on_a_cpu_no_kernel_has_a_workspace_and_gloo_copies_what_is_scattered():
+def test_a_cpu_has_no_workspaces():
     scatter = torch.ops.c10d._reduce_scatter_base_.default
     trace = traced(None)
     with trace.fake as fake:

@@ -144,9 +144,7 @@ def test_blocks_past_max_split_size_are_left_whole():
     "cached, asked, reserved, allocated",
     [(50, 40, 90, 40), (50, 50, 50, 50), (58, 50, 58, 58), (60, 50, 110, 50)],  # MiB
 )
-def test_at_max_split_size_a_block_is_whole_and_may_be_too_large_by_less_than_the_rounding(
-    cached, asked, reserved, allocated
-):
+def test_blocks_at_max_split_size_are_not_split(cached, asked, reserved, allocated):
     allocator = Allocator(settings=Settings(max_split_size=50 * MIB, max_non_split_rounding=10 * MIB))
     oversized(allocator, cached)
     allocator.malloc(asked * MIB)

@@ -39,7 +39,7 @@ def test_expandable_pages_inside_a_free_block_go_back():
     assert allocator.reserved == 100 * MIB
 
 
-def test_a_hole_that_pages_left_is_mapped_again_and_holes_side_by_side_are_one():
+def test_holes_are_mapped_again_and_joined():
     allocator = Allocator(settings=EXPANDABLE)
     blocks = [allocator.malloc(size * MIB) for size in (10, 50, 20, 20)]  # 5 pages: 0-10-60-80-100
     allocator.free(blocks[1])
@@ -77,7 +77,7 @@ def test_what_can_grow_is_left_for_those_that_need_it():
     assert allocator.malloc(70 * MIB).address == 15 * MIB and allocator.reserved == 100 * MIB
 
 
-def test_among_equals_of_an_expandable_segment_the_lowest_address_is_taken():
+def test_the_lowest_address_of_equals_is_taken():
     allocator = Allocator(settings=EXPANDABLE)
     blocks = [allocator.malloc(20 * MIB) for _ in range(5)]
     for block in (blocks[2], blocks[0]):

@@ -49,7 +49,7 @@ Trainer(model=model, args=arguments, train_dataset=Rows(), data_collator=collate
 )
 
 
-def test_memory_is_that_of_the_longest_rows_and_time_that_of_rows_as_they_come(tmp_path):
+def test_memory_is_of_the_longest_rows(tmp_path):
     usual = play(tmp_path, LOOP.format(longest=900, loader=""))
     found = play(tmp_path, LOOP.format(longest=900, loader=""), longest=True)
     whole = play(tmp_path, LOOP.format(longest=900, loader=", sampler=[333, 0, 1, 2] * 9"))
@@ -81,7 +81,7 @@ def test_no_less_is_reserved_than_for_rows_as_they_come(tmp_path, monkeypatch):
     assert (found.tensor_bytes, found.left_bytes) == (made[1]["tensor_bytes"], made[0]["left_bytes"])
 
 
-def test_rows_that_are_no_longer_than_those_that_were_read_need_no_further_step(tmp_path):
+def test_no_further_step_without_longer_rows(tmp_path):
     found = play(tmp_path, LOOP.format(longest=10, loader=", sampler=[6, 0, 13, 20] * 9"), longest=True)
     assert found.notes == play(tmp_path, LOOP.format(longest=10, loader=", sampler=[6, 0, 13, 20] * 9")).notes
 

@@ -87,7 +87,7 @@ def test_a_checkpoint_that_is_loaded_onto_the_gpu_is_there(tmp_path):
     assert play(tmp_path, once(asked)).verdict == "fits"
 
 
-def test_data_parallel_on_one_gpu_is_the_module_itself_and_on_several_is_refused(tmp_path):
+def test_data_parallel_on_several_gpus_is_refused(tmp_path):
     wrapped = ".to(device)\nmodel = nn.DataParallel(model)"
     from_the_host = loop(wrapped).replace("x = torch.randn(64, 256).to(device)", "x = torch.randn(64, 256)")
     assert play(tmp_path, loop(wrapped)).parts == play(tmp_path, loop()).parts

@@ -67,7 +67,7 @@ processes = [mp.Process(target=step, args=(number, model)) for number in range(2
 
 
 @pytest.mark.parametrize("ranks, more", [(1, 1), (2, 0)])
-def test_a_process_that_ends_is_followed_by_the_script_and_a_second_is_not_counted(tmp_path, ranks, more):
+def test_only_the_first_process_counts(tmp_path, ranks, more):
     text = FEW if ranks == 1 else FEW.replace("nprocs=1", f"nprocs={ranks}")
     found = play(tmp_path, TRAIN + text + STARTED + "steps(model, 'cuda')", ranks=ranks)
     said = "the first process that the script starts is followed; the memory of its others is not counted."

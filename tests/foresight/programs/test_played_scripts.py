@@ -206,7 +206,7 @@ def test_an_empty_cache_is_given_back_where_the_script_does(tmp_path):
     assert kept.tensor_bytes == empty.tensor_bytes < 64 * MIB, "the peak of tensors is that of a step"
 
 
-def test_bare_parameters_are_weights_and_a_script_that_stays_on_the_host_is_told(tmp_path):
+def test_bare_parameters_are_weights(tmp_path):
     bare = "w = nn.Parameter(torch.randn(256, 256, device='cuda'))\n"
     text = bare + loop().replace("model.parameters()", "[w]").replace("model(x)", "(x @ w)")
     text = "import torch, torch.nn as nn\n" + text
@@ -279,7 +279,7 @@ def validate():
 """
 
 
-def test_an_evaluation_after_the_first_step_is_in_the_memory_and_not_in_the_time(tmp_path):
+def test_evaluations_count_in_memory_not_in_time(tmp_path):
     """That of a script which evaluates before its first step, too, may be in every step."""
     plain = play(tmp_path, loop())
     text = loop(after="if step == 0: validate()").replace("for step", VALIDATES + "for step")
@@ -360,7 +360,7 @@ def test_a_data_loader_refuses_what_it_refuses_on_a_gpu(tmp_path):
 # --- numbers that nobody computed -------------------------------------------------------------------
 
 
-def test_a_number_may_be_printed_and_summed_and_a_comparison_is_answered_no_with_a_note(tmp_path, capsys):
+def test_comparisons_of_unknown_numbers_are_noted(tmp_path, capsys):
     after = """
     total = sum([loss.item(), float(loss)]) / 2
     print(f"{loss.item():.3f} {total:.1f}", int(loss.argmax()))

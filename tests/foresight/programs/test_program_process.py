@@ -222,7 +222,7 @@ def test_run_works_in_a_thread(program):
     assert found[0].status == process.ENDED and found[0].exit_code == 0
 
 
-def test_what_the_scripts_folder_has_by_the_name_of_a_library_is_the_scripts(program, tmp_path):
+def test_modules_of_the_scripts_folder_are_its_own(program, tmp_path):
     """Also where we have imported the library before, or need it ourselves."""
     for name in ("yaml/__init__.py", "statistics.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -45,7 +45,7 @@ def test_an_optimizer_that_never_steps_is_not_waited_for_without_end():
     assert not kept.state and seen == [1, 2]
 
 
-def test_the_line_is_the_scripts_and_an_exception_of_the_script_does_not_catch_the_stop():
+def test_a_script_cannot_catch_the_stop():
     watch = watch_of(1)
     with watch.watching():
         one = optimizer()

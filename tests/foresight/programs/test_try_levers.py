@@ -70,7 +70,7 @@ def levers(gpu="rtx4090_24gb", **facts):
     return [try_levers.Trial([one], None).typed for one in try_levers.levers_of(facts, gpu_of(gpu))]
 
 
-def test_arguments_of_the_command_line_are_typed_there_and_others_as_keywords():
+def test_arguments_are_typed_or_written_as_keywords():
     flags = typed(**ARGUMENTS, dtype="float32", use_peft=False, load_in_4bit=False)
     found = levers(arguments=ARGUMENTS, typed=flags, model={"attention": "eager", "checkpointing": False})
     assert found == [
@@ -243,7 +243,7 @@ def test_the_least_that_fits_is_taken(memory):
     assert rows["--gradient_checkpointing true"] == 700 * MIB and error.hint.endswith("--gradient_checkpointing true")
 
 
-def test_a_smaller_batch_is_no_smaller_than_it_must_be_and_nothing_needless_stays(memory):
+def test_a_smaller_batch_is_as_large_as_possible(memory):
     def takes(names, batch):
         return 400 + 150 * batch + 100 * ("use_peft" not in names), 1 + 1 / batch
 
@@ -251,7 +251,7 @@ def test_a_smaller_batch_is_no_smaller_than_it_must_be_and_nothing_needless_stay
 
 
 @pytest.mark.parametrize("seconds,taken", [(0.3, "batch_size 2"), (0.001, "gradient_checkpointing")])
-def test_a_smaller_batch_takes_the_place_of_checkpointing_where_it_is_faster(memory, seconds, taken):
+def test_a_smaller_batch_may_beat_checkpointing(memory, seconds, taken):
     def takes(names, batch):  # 2100 as it is; with both levers 900, with half the batch again 600
         recomputes = "gradient_checkpointing" in names
         return 100 + (200 if recomputes else 250) * batch, 1 + seconds * recomputes + 0.1 / batch

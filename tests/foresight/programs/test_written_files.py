@@ -109,7 +109,7 @@ def test_nothing_outside_is_touched(text, tmp_path, monkeypatch):
     assert (text is LIBRARIES) == any("create_repo" in note for note in done.notes)
 
 
-def test_programs_that_a_script_starts_are_named_and_not_those_of_libraries(tmp_path, monkeypatch):
+def test_programs_that_a_script_starts_are_named(tmp_path, monkeypatch):
     """A frame of the standard library stands for that of a library: it asks the machine for something."""
     said = []
     files = WrittenFiles(tmp_path, (), said.append)
@@ -122,7 +122,7 @@ def test_programs_that_a_script_starts_are_named_and_not_those_of_libraries(tmp_
     assert all(note.startswith(f"{__file__}:") for note in said)
 
 
-def test_nvidia_smi_is_refused_where_a_script_asks_for_it_and_a_gpu_is_played(tmp_path, monkeypatch):
+def test_nvidia_smi_is_refused(tmp_path, monkeypatch):
     files = WrittenFiles(tmp_path, (), lambda _: None)
     asked = ("subprocess.Popen", (None, ["/usr/bin/nvidia-smi", "--query-gpu=memory.total"], None, None))
     files.audit(*asked)  # a real run has a real card

@@ -125,7 +125,7 @@ def test_what_is_left_open_and_allowed_is_searched():
 
 
 @pytest.mark.slow
-def test_steps_in_the_backward_pass_are_searched_where_nothing_clips_or_where_they_are_allowed():
+def test_steps_in_backward_are_searched_without_clipping():
     search = planned("batch.effective=4", "train.max_grad_norm=0")
     whole = {"optim.in_backward": True, "batch.per_device": 4}
     assert search.values["optim.in_backward"] == [False, True]
@@ -225,7 +225,7 @@ def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_optimizer_of_one_extrapolation_goes_with_the_passes_of_another(tmp_path):
+def test_extrapolated_passes_and_optimizers_combine(tmp_path):
     from legroom.foresight.search import extrapolation, runner
 
     words = tiny("precision=bf16", "batch.effective=8", "checkpointing=none")
@@ -289,7 +289,7 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit_gib", "chosen"), [(0.2, "none"), (0.1, "full")])
-def test_the_best_alone_is_what_the_whole_search_finds_with_fewer_extrapolations(limit_gib, chosen):
+def test_the_best_alone_is_found_with_less(limit_gib, chosen):
     from legroom.foresight.search import runner
 
     sizes = ["model.width=256", "model.feed_forward=1024", "model.positions=256", "data.seq_len=256", "model.layers=3"]

@@ -83,7 +83,7 @@ def test_an_evaluation_that_is_too_much_is_named(search):
     assert "leave the evaluation out with eval.enabled=false" in texts["eval"] and "evaluation" not in texts["step"]
 
 
-def test_where_nothing_could_be_estimated_the_reasons_are_all_that_is_said(search):
+def test_without_an_estimate_fit_says_the_reasons(search):
     lines = said(search, refused=["the first reason", "the second"]).splitlines()
     assert lines[-3:] == ["Nothing could be estimated.", "the first reason", "the second"]
     text = said(search, found(search, 200), refused=["why"])
@@ -112,7 +112,7 @@ def rows_of(text: str) -> list[str]:
         ({"sort": "cost"}, ["slow", "fast", "closer", "lacks"]),
     ],
 )
-def test_gpus_are_sorted_by_speed_or_cost_and_those_that_do_not_fit_by_what_they_lack(search, options, order):
+def test_gpus_are_sorted_by_speed_or_cost(search, options, order):
     done = places(
         search,
         lacks=found(search, -90, 0.1, 1),

@@ -50,7 +50,7 @@ def test_a_collective_takes_the_slowest_link_that_it_crosses(operation, seconds,
     assert took(operation) == (pytest.approx(seconds), bound_by)
 
 
-def test_a_group_of_several_machines_has_their_whole_network_and_its_replicas_a_part():
+def test_groups_of_machines_share_the_network():
     four = {"machines": 4}  # of 8 ranks each; groups of 16 have two machines
     assert took(collective("_allgather_base_", 16, 16, 1), 32, **four) == (pytest.approx(15 / 75), BY_MACHINE_LINK)
     assert took(collective("allreduce_", 8, 2, 16), 32, **four) == (pytest.approx(8 / (75 / 8)), BY_MACHINE_LINK)
@@ -118,7 +118,7 @@ def test_a_step_waits_for_an_all_to_all():
     assert found.bound_by == BY_LINK, "of what the device takes, most is waiting"
 
 
-def test_links_inside_a_machine_may_be_off_by_an_error_and_the_network_by_its_own():
+def test_errors_of_links_and_network_differ():
     inside = links.Transfers(1, seconds=3.0)
     assert (inside.low_seconds(0.25), inside.high_seconds(0.25)) == (2.25, 3.75)
     network = links.Transfers(1, seconds=3.0, machine_seconds=3.0)

@@ -94,7 +94,7 @@ def meta(*shape, dtype=torch.float32):
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def test_a_normalisation_has_its_rows_and_their_length_and_an_addition_has_no_shape():
+def test_normalisations_have_rows_and_lengths():
     assert classified(aten.native_layer_norm.default, meta(2, 3, 8), [8], meta(8), meta(8), 1e-5).shape == (6, 8)
     assert classified(aten.add.Tensor, meta(2, 3, 8), meta(2, 3, 8)).shape == ()
 
@@ -405,7 +405,7 @@ def test_every_gpu_of_the_menu_has_efficiencies_and_says_from_where():
         assert found.efficiencies_from == reached.source and bool(found.notes) == (reached.source != "measured")
 
 
-def test_the_table_names_chips_of_the_menu_and_the_runs_of_what_was_fitted():
+def test_efficiencies_are_of_known_chips():
     table = efficiencies.table()
     known = {figures["chip"] for figures in gpu_specs.options().values()}
     known |= {own["chip"] for _, own in published_speed.BOARDS.values()}

@@ -56,7 +56,7 @@ def test_a_product_takes_whole_tiles(shape, flops):
     assert products.product_flops(shape, 1) == pytest.approx(flops)
 
 
-def test_a_product_of_few_tiles_is_split_along_its_depth_where_that_is_long_enough():
+def test_deep_products_of_few_tiles_are_split():
     def flops(batch: int, depth: int, **more) -> float:
         return products.product_flops((batch, 64, 64, depth), 100, **more)
 
