@@ -56,3 +56,28 @@ def write(path: Path, rows: list[dict]) -> Path:
     """Rows as a .jsonl file. Returns its path."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
+
+
+# Prompts for an answer that end otherwise than answers begin.
+OPENS_THOUGHT = (  # as DeepSeek R1: the prompt opens a thought, and a plain answer has none
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+SWITCHED_THOUGHT = (  # as Nemotron 3 and Qwen 3.5: a variable says whether the prompt opens a thought or closes it
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' %}"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% else %}<think></think>{% endif %}"
+    "{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking %}<think>\n{% else %}<think></think>{% endif %}{% endif %}"
+)
+CHANNELS = (  # as Gemma 4: without thoughts the prompt closes an empty channel, which no answer has
+    "{% for m in messages %}<|begin|>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+    "{{ m['content'] | trim }}<|eot|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>model\n<|im_start|>thought\n<|im_end|>{% endif %}"
+)
+PARTS = (  # as models of images: of a content that is a text nothing is written
+    "{% for m in messages %}{{ m['role'] }}: {% for part in m['content'] %}{% if part['type'] == 'text' %}"
+    "{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)

@@ -142,7 +142,9 @@ class Conversation:
             return tokenizer(messages[-1]["content"], return_tensors="pt")["input_ids"]
         system = [{"role": "system", "content": self.asked.system}] if self.asked.system else []
         try:
-            text = tokenizer.apply_chat_template(system + messages, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(
+                system + messages, tokenize=False, add_generation_prompt=True, **self.opened.template_arguments
+            )
         except Exception as error:  # a template is a program
             raise Refusal(f"the chat template does not take this conversation: {error}") from None
         return tokenizer(text, add_special_tokens=False, split_special_tokens=False, return_tensors="pt")["input_ids"]

@@ -107,6 +107,7 @@ class Data(Menu):
     prompt_column: str = UNSET
     completion_column: str = UNSET
     train_on: str = one_of("answers", "all")
+    template_arguments: Any = key(recorded="if set")  # a mapping, of any names
     packing: bool = UNSET
     group_by_length: bool = UNSET
     preview: int = at_least(0, identity=())

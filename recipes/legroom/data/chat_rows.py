@@ -10,12 +10,13 @@ import datasets
 
 from legroom.config import Config
 from legroom.data import packing, rows
-from legroom.data.chat_template import ChatTemplate
+from legroom.data.chat_template import ChatTemplate, Talk
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.text_data import Warn
 from legroom.data.text_rows import Built
 from legroom.data.tokens import Tokens
 from legroom.errors import Refusal
+from legroom.options import data_sources
 
 Notes = dict[str, list[str]]  # what happened to conversations -> the places of these
 
@@ -27,7 +28,8 @@ def build(
 
     warn: is given what is assumed, cut or left out. Raises Refusal if nothing is left to train on.
     """
-    template = ChatTemplate(encoder, str(cfg.data.tokenizer), str(cfg.data.train_on), warn)
+    data = cfg.data
+    template = ChatTemplate(encoder, str(data.tokenizer), str(data.train_on), warn, data.template_arguments)
     talks = talks.select(range(len(talks))[: cfg.data.samples])
     train = _rows(cfg, talks, template, "train on", warn)
     if not len(train):
@@ -38,8 +40,10 @@ def build(
     if cfg.data.packing:
         train = packing.packed(train, cfg.data.seq_len)
     if held_out is None:
+        _say_unwritten(template, warn)
         return train, None, [], encoder
     evaluated = _rows(cfg, held_out, template, "evaluate on", warn)
+    _say_unwritten(template, warn)
     kept = rows.chosen(len(evaluated), cfg.eval.max_samples, cfg.train.seed)
     return train, (evaluated.select(kept), len(evaluated)), [], encoder
 
@@ -53,8 +57,8 @@ def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str
     def made() -> Iterator[dict[str, Any]]:
         for talk in cast(Iterable[dict[str, Any]], talks):
             place, messages = talk["place"], [_as_given(message) for message in talk["messages"]]
-            tools = json.loads(talk["tools"]) if talk["tools"] else None
-            found, text = template.rows(messages, f"data={cfg.data.name}: {place}", tools)
+            tools, arguments = (json.loads(talk[name] or "null") for name in ("tools", "arguments"))
+            found, text = template.rows(Talk(messages, f"data={cfg.data.name}: {place}", tools, arguments or {}))
             _note_contents(messages, text, special, place, notes)
             if len(found) > 1:
                 notes["become a row for each answer, because the chat template changes earlier turns"].append(place)
@@ -77,6 +81,13 @@ def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str
     for what, places in notes.items():
         warn(f"{len(places):,} of {len(talks):,} conversations to {use} {what} (the first: {places[0]}).")
     return built
+
+
+def _say_unwritten(template: ChatTemplate, warn: Warn) -> None:
+    """Warn of the keys of messages that the template writes nothing of."""
+    if template.unwritten:
+        keys = data_sources.listed(f"{key} ({count:,})" for key, count in template.unwritten.most_common())
+        warn(f"the chat template of data.tokenizer={template.name} writes nothing of these keys of messages: {keys}.")
 
 
 def _as_given(message: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 A template is a program: it may trim contents, leave earlier turns out, or change them. The tokens of the answers are
 therefore found in what it renders: an answer begins where the messages before it end, rendered with the prompt for an
-answer, and ends where the messages up to it end. Templates with transformers' `generation` blocks mark them themselves.
+answer, and ends where the messages up to it end. Where no answer begins as the prompt ends (a prompt that opens a
+thought, before an answer without one), it begins behind what both have in common. Templates with transformers'
+`generation` blocks mark them themselves.
 """
 
 import contextlib
+import os
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -29,6 +33,24 @@ MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
 Span = tuple[int, int]  # the first character, and the one after the last
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of an answer that transformers takes for each other
+# Keys that are no part of what is said, or whose place in the text is checked by `_refuse_ignored`.
+OF_TURNS = {"role", "content", "weight", "tool_calls", "tool_call_id"}
+TRIED_ROWS = 1000  # in which a key is looked for before it is taken for one that the template never writes
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation as a template is given it. where: begins a message on it. arguments: variables of the template."""
+
+    messages: Messages
+    where: str
+    tools: Tools = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, messages: Messages) -> "Talk":
+        """The same with other messages."""
+        return replace(self, messages=messages)
 
 
 @dataclass
@@ -37,6 +59,11 @@ class Rendered:
 
     ids: numpy.ndarray
     labels: numpy.ndarray
+
+
+def _another(content: str) -> str:
+    """A content that begins and ends otherwise."""
+    return "y" if content.strip().startswith("x") else "x"
 
 
 @contextlib.contextmanager
@@ -52,12 +79,16 @@ class ChatTemplate:
     """Renders conversations with the chat template of a tokenizer; with PLAIN, which the tokenizer then has, if it has
     none.
 
-    train_on: "answers" or "all". warn: is given what was assumed. Raises Refusal for a tokenizer that does not say
-    where its tokens lie in the text, or has only templates with other names than 'default'.
+    train_on: "answers" or "all". warn: is given what was assumed. arguments: variables of the template, as
+    `enable_thinking`. Raises Refusal for a tokenizer that does not say where its tokens lie in the text, or has only
+    templates with other names than 'default'.
+
+    unwritten: key of messages that the template writes nothing of -> messages that have it.
     """
 
-    def __init__(self, tokens: Tokens, name: str, train_on: str, warn: Warn):
+    def __init__(self, tokens: Tokens, name: str, train_on: str, warn: Warn, arguments: dict[str, Any] | None = None):
         self.tokenizer, self.name, self.train_on = tokens.tokenizer, name, train_on
+        self.arguments = arguments or {}
         if not self.tokenizer.is_fast:
             raise Refusal(
                 f"data.tokenizer={name} does not say where its tokens lie in a text, so the answers of a conversation "
@@ -76,35 +107,46 @@ class ChatTemplate:
         known = {*self.tokenizer.get_added_vocab(), *self.tokenizer.all_special_tokens}
         self.ends = tuple(token for token in known if token.strip())
         self.warn: Warn | None = warn
+        self.unwritten = Counter[str]()
+        self._written: set[str] = set()  # keys of messages that the template was seen to write
+        self._tried = Counter[str]()  # key -> rows in which it was looked for
+        self._writes_answers = False  # whether it was seen to write one
 
-    def render(self, messages: Messages, where: str, tools: Tools, prompt: bool = False) -> str:
-        """The text of messages; prompt: with the beginning of an answer behind them. Raises Refusal."""
-        with _refusing(where):
+    def render(self, talk: Talk, prompt: bool = False) -> str:
+        """The text of a conversation; prompt: with the beginning of an answer behind it. Raises Refusal."""
+        with _refusing(talk.where):
             return self.tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=prompt
+                talk.messages,
+                tools=talk.tools,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **self.arguments | talk.arguments,
             )
 
-    def rows(self, messages: Messages, where: str, tools: Tools = None) -> tuple[list[Rendered], str]:
+    def rows(self, talk: Talk) -> tuple[list[Rendered], str]:
         """(rows of a conversation, its text): one row; one for each answer if the template changes earlier turns.
 
         Raises Refusal if the template does not take the conversation, or its answers cannot be found.
         """
-        whole = self.render(messages, where, tools)
-        self._refuse_ignored(messages, tools, whole, where)
+        whole = self.render(talk)
+        self._refuse_ignored(talk, whole)
+        self._refuse_unwritten_answers(talk, whole)
+        self._note_unwritten_keys(talk, whole)
         if self.train_on == "all":
             return [self._encoded(whole, [(0, len(whole))])], whole
-        template = self.tokenizer.get_chat_template(tools=tools)  # tool_use has its own, where there are several
-        if MARKS_ANSWERS.search(template) and all(message.get("weight", 1) for message in messages):
-            return [self._marked(messages, where, tools)], whole
-        answers = self._answers(messages, whole, where, tools)
+        template = self.tokenizer.get_chat_template(tools=talk.tools)  # tool_use has its own, where there are several
+        if MARKS_ANSWERS.search(template) and all(message.get("weight", 1) for message in talk.messages):
+            return [self._marked(talk)], whole
+        answers = self._answers(talk, whole)
         if not answers:
             return [], whole
         if all(whole.startswith(text) for text, _ in answers):
             return [self._encoded(whole, [span for _, span in answers])], whole
         return [self._encoded(text, [span]) for text, span in answers], whole
 
-    def _refuse_ignored(self, messages: Messages, tools: Tools, whole: str, where: str) -> None:
+    def _refuse_ignored(self, talk: Talk, whole: str) -> None:
         """Raises Refusal if the template writes the same text without what a conversation has of tools."""
+        messages, tools = talk.messages, talk.tools
         none, first, last = (  # of the calls of each message
             [each | {"tool_calls": each["tool_calls"][kept]} if "tool_calls" in each else each for each in messages]
             for kept in (slice(0), slice(1), slice(-1, None))
@@ -116,37 +158,92 @@ class ChatTemplate:
             *(("all of several tool_calls", one, tools) for one in (first, last)),
             ("the role tool", without_results, tools),
         ):
-            same = False
-            if (others, other_tools) != (messages, tools):
-                with contextlib.suppress(Refusal):  # a template that insists on it writes it
-                    same = self.render(others, where, other_tools) == whole
-            if same:
+            if (others, other_tools) == (messages, tools):
+                continue
+            if self._is_text(whole, replace(talk, messages=others, tools=other_tools)):
                 raise Refusal(
-                    f"{where}: the chat template of data.tokenizer={self.name} does not write {what}. Take these "
+                    f"{talk.where}: the chat template of data.tokenizer={self.name} does not write {what}. Take these "
                     "conversations out, or give a tokenizer whose template does."
                 )
 
-    def _answers(self, messages: Messages, whole: str, where: str, tools: Tools) -> list[tuple[str, Span]]:
+    def _is_text(self, text: str, talk: Talk) -> bool:
+        """Whether the template writes this text of a conversation. One that insists on what is not there does not."""
+        with contextlib.suppress(Refusal):
+            return self.render(talk) == text
+        return False
+
+    def _refuse_unwritten_answers(self, talk: Talk, whole: str) -> None:
+        """Raises Refusal if the template writes nothing of an answer, as some of models of images do of plain texts."""
+        said = [
+            index
+            for index, message in enumerate(talk.messages)
+            if message["role"] == "assistant" and message["content"].strip() and message.get("weight") != 0
+        ]
+        if not said or (self._writes_answers and talk.messages[said[-1]]["content"].strip() in whole):
+            return
+        other = [*talk.messages]
+        other[said[-1]] = other[said[-1]] | {"content": _another(other[said[-1]]["content"])}
+        if self._is_text(whole, talk.of(other)):
+            raise Refusal(
+                f"{talk.where}: the chat template of data.tokenizer={self.name} writes nothing of what the assistant "
+                "says (it may expect contents as lists of parts, for images). Give a tokenizer whose template does."
+            )
+        self._writes_answers = True
+
+    def _note_unwritten_keys(self, talk: Talk, whole: str) -> None:
+        """Counts the keys of messages that the template writes nothing of."""
+        for key in sorted({key for message in talk.messages for key in message} - OF_TURNS - self._written):
+            having = [index for index, message in enumerate(talk.messages) if key in message]
+            if self._tried[key] < TRIED_ROWS:
+                self._tried[key] += 1
+                until = talk.of(talk.messages[: having[-1] + 1])
+                text = whole if until == talk else self.render(until)
+                alike = THOUGHTS if key in THOUGHTS else (key,)
+                without = [
+                    {name: value for name, value in each.items() if name not in alike} for each in until.messages
+                ]
+                if not self._is_text(text, talk.of(without)):
+                    self._written.add(key)
+                    del self.unwritten[key]
+                    continue
+            self.unwritten[key] += len(having)
+
+    def _answers(self, talk: Talk, whole: str) -> list[tuple[str, Span]]:
         """For each answer the text up to its end, and where the answer lies in it."""
-        found = []
+        found, messages = [], talk.messages
         for index, message in enumerate(messages):
             if message["role"] != "assistant" or message.get("weight") == 0:
                 continue
             if index == 0:
                 raise Refusal(
-                    f"{where}: the first message is of the assistant, which answers nothing. Begin with one of the "
-                    "user, or type data.train_on=all."
+                    f"{talk.where}: the first message is of the assistant, which answers nothing. Begin with one of "
+                    "the user, or type data.train_on=all."
                 )
-            text = whole if index == len(messages) - 1 else self.render(messages[: index + 1], where, tools)
-            prompt = self.render(messages[:index], where, tools, prompt=True)
-            if not text.startswith(prompt) or len(text) == len(prompt):
-                raise Refusal(
-                    f"{where}: the chat template of data.tokenizer={self.name} writes an answer otherwise than after "
-                    "its own prompt for one, so its tokens cannot be found. Type data.train_on=all, or give the "
-                    "template {% generation %} blocks around what the assistant says."
-                )
-            found.append((text, (len(prompt), self._end_of_turn(text, len(prompt)))))
+            text = whole if index == len(messages) - 1 else self.render(talk.of(messages[: index + 1]))
+            begin = self._begin_of_answer(talk, index, text)
+            found.append((text, (begin, self._end_of_turn(text, begin))))
         return found
+
+    def _begin_of_answer(self, talk: Talk, index: int, text: str) -> int:
+        """Where the answer of a message begins in a text that ends with it. Raises Refusal if that cannot be found."""
+        before = talk.messages[:index]
+        prompt = self.render(talk.of(before), prompt=True)
+        begin = len(prompt)
+        if not text.startswith(prompt):
+            # How far the conversation goes in the prompt, and how far the beginning of any answer goes as the prompt.
+            asked = len(os.path.commonprefix([prompt, self.render(talk.of(before))]))
+            answer = talk.messages[index]
+            other = talk.of([*before, answer | {"content": _another(answer["content"])}])
+            begin = len(os.path.commonprefix([prompt, text, self.render(other)]))
+            if begin < asked:
+                begin = len(text)
+        if begin >= len(text):
+            raise Refusal(
+                f"{talk.where}: the chat template of data.tokenizer={self.name} writes an answer otherwise than after "
+                "its own prompt for one, so its tokens cannot be found. Type data.train_on=all, or give the "
+                "template {% generation %} blocks around what the assistant says."
+            )
+        return begin
 
     def _end_of_turn(self, text: str, begin: int) -> int:
         """Where an answer ends that begins at `begin`: behind the token that ends the turn, at which a model stops."""
@@ -173,15 +270,16 @@ class ChatTemplate:
             trained |= (places[:, 0] < last) & (places[:, 1] > first)
         return Rendered(ids, numpy.where(trained, ids, IGNORE_INDEX))
 
-    def _marked(self, messages: Messages, where: str, tools: Tools) -> Rendered:
+    def _marked(self, talk: Talk) -> Rendered:
         """The tokens of a conversation with those that the template's `generation` blocks mark."""
-        with _refusing(where):
+        with _refusing(talk.where):
             encoded: Any = self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
+                talk.messages,
+                tools=talk.tools,
                 return_dict=True,
                 return_assistant_tokens_mask=True,
                 tokenizer_kwargs={"split_special_tokens": False, "verbose": False},
+                **self.arguments | talk.arguments,
             )
         ids = numpy.asarray(encoded["input_ids"], dtype=numpy.int64)
         said = numpy.asarray(encoded["assistant_masks"]) == 1

@@ -1,9 +1,10 @@
 """Conversations from files: rows with a list of messages, with a prompt and its completion, or as ShareGPT and Alpaca
 have them.
 
-A conversation is a list of messages, each with `role`, `content` and `more` (JSON: what else a template is given, such
-as the tools that are called), in a datasets.Dataset with the columns `messages`, `tools` (JSON: those that may be
-called, or null) and `place` (the file and the row, for messages about it).
+A conversation is a list of messages, each with `role`, `content` and `more` (JSON: whatever else the message carries,
+which the template is given as transformers gives it: the tools that are called, the thoughts before an answer), in a
+datasets.Dataset with the columns `messages`, `tools` (JSON: those that may be called, or null), `arguments` (JSON:
+variables of the template, or null) and `place` (the file and the row, for messages about it).
 """
 
 import ast
@@ -20,6 +21,7 @@ from legroom.data import text_files
 from legroom.data.text_data import Warn, encodable
 from legroom.data.text_files import Rows
 from legroom.errors import Refusal
+from legroom.options import data as data_options
 
 SHAREGPT, SYSTEM, ALPACA = "conversations", "system", ("instruction", "input", "output")  # columns
 CHOSEN, REJECTED = "chosen", "rejected"  # columns of preferences
@@ -28,13 +30,14 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOLS = "tools"  # the column, as transformers and datasets of the hub call it
 LABEL = "label"  # the column of true and false answers, beside prompt and completion
 WEIGHT = "weight"  # key of an answer, as OpenAI's files have it: 0 where it is not learned
-OF_TOOLS = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}  # key of a message -> role that has it
+ARGUMENTS = "chat_template_kwargs"  # the column of a row's own variables of the template, as TRL calls it
+CALLS = "tool_calls"  # key of an answer
 OBJECTS = re.compile(r"\s*\[\s*\{")  # how a list of messages begins that a table of texts holds in a cell
 LONGEST_LITERAL = 1_000_000  # characters; Python's parser takes 200 bytes of memory for each
 SAVED_AS_TEXT = "messages that were saved as text"
 TEXT = datasets.Value("string")
 FEATURES = datasets.Features(
-    {"messages": [{"role": TEXT, "content": TEXT, "more": TEXT}], "tools": TEXT, "place": TEXT}
+    {"messages": [{"role": TEXT, "content": TEXT, "more": TEXT}], "tools": TEXT, "arguments": TEXT, "place": TEXT}
 )
 
 
@@ -51,7 +54,18 @@ class Columns:
         form of a conversation has."""
         if kind in text_files.DEFAULT_SEPARATOR:
             return [self.prompt, self.completion]
-        of_any = [self.messages, self.prompt, self.completion, TOOLS, SHAREGPT, SYSTEM, *ALPACA, CHOSEN, LABEL]
+        of_any = [
+            self.messages,
+            self.prompt,
+            self.completion,
+            TOOLS,
+            ARGUMENTS,
+            SHAREGPT,
+            SYSTEM,
+            *ALPACA,
+            CHOSEN,
+            LABEL,
+        ]
         return of_any if kind in (".parquet", "") else [self.messages]
 
 
@@ -61,22 +75,20 @@ def collect(rows: Rows, columns: Columns, source: str, warn: Warn) -> datasets.D
     source: key and value of the option that names them. warn: is given what is left out or assumed.
     Raises Refusal, with the place, for a row that holds no conversation.
     """
-    found: dict[str, list] = {"messages": [], "tools": [], "place": []}
-    unread, beside, forms = text_files.Unread(), text_files.Unread(), Counter[str]()
+    found: dict[str, list] = {name: [] for name in FEATURES}
+    beside, forms = text_files.Unread(), Counter[str]()
     for place, row in rows:
         where = f"{source}: {place}"
-        messages, used, form = conversation(row, columns, where, unread)
-        found["messages"].append(messages)
-        found["tools"].append(_tools(row.get(TOOLS), where))
-        found["place"].append(place)
-        beside.add(row, (*used, TOOLS))
+        messages, used, form = conversation(row, columns, where)
+        values = (messages, _tools(row.get(TOOLS), where), _arguments(row.get(ARGUMENTS), where), place)
+        for name, value in zip(FEATURES, values):
+            found[name].append(value)
+        beside.add(row, (*used, TOOLS, ARGUMENTS))
         forms[form] += 1
     if not found["place"]:
         raise Refusal(f"{source} has no rows.")
     for form in filter(None, forms):
         warn(f"{forms[form]:,} of {len(found['place']):,} rows are read as {form}.")
-    if unread:
-        warn(f"of a message only role and content are read, and not {unread}.")
     if beside:
         warn(
             f"only the conversation is read of a row, and not {beside}. What a model is to see goes into "
@@ -95,16 +107,26 @@ def _tools(value: Any, where: str) -> str | None:
     return encodable(json.dumps(tools, ensure_ascii=False), f"{where}: {TOOLS} holds") if tools else None
 
 
+def _arguments(value: Any, where: str) -> str | None:
+    """The template's variables of a row as JSON, or None."""
+    if value in (None, "", {}, text_files.NOT_READ):
+        return None
+    arguments = _read(value) if isinstance(value, str) else value
+    if not isinstance(arguments, dict):
+        raise Refusal(f"{where}: {ARGUMENTS} is {text_files.shown(value)}, not an object of the template's variables.")
+    for name in arguments:
+        if name in data_options.GIVEN_TO_TEMPLATES:
+            raise Refusal(f"{where}: {ARGUMENTS} has {name}, which is no variable of the template.")
+    return encodable(json.dumps(arguments, ensure_ascii=False, default=str), f"{where}: {ARGUMENTS} holds")
+
+
 Message = dict[str, str | None]
 
 
-def conversation(
-    row: dict[str, Any], columns: Columns, where: str, unread: text_files.Unread
-) -> tuple[list[Message], tuple[str, ...], str]:
+def conversation(row: dict[str, Any], columns: Columns, where: str) -> tuple[list[Message], tuple[str, ...], str]:
     """(the messages of a row, the columns that they come from, the form where it is not the usual one).
 
-    where: begins a message about it. unread: counts keys of messages that are not used. Raises Refusal if the row holds
-    no conversation.
+    where: begins a message about it. Raises Refusal if the row holds no conversation.
     """
     messages, column = row.get(columns.messages), columns.messages
     if messages is None and columns.prompt in row and columns.completion in row:
@@ -112,7 +134,7 @@ def conversation(
             raise Refusal(f"{where}: {LABEL} is false. TRL's KTOTrainer unlearns wrong answers; take them out here.")
         halves = {columns.prompt: "user", columns.completion: "assistant"}
         values = {name: _listed(row[name]) for name in halves}
-        said = [_part(values[name], role, f"{where}: {name}", unread) for name, role in halves.items()]
+        said = [_part(values[name], role, f"{where}: {name}") for name, role in halves.items()]
         as_text = any(values[name] is not row[name] for name in halves)
         return said[0] + said[1], tuple(halves), SAVED_AS_TEXT if as_text else ""
     if messages is None and row.get(ALPACA[0]) is not None and ALPACA[2] in row:
@@ -131,17 +153,17 @@ def conversation(
         raise Refusal(f"{where}: {column} is {text_files.shown(messages)}, not a list of messages.")
     if not messages:
         raise Refusal(f"{where}: {column} is an empty list.")
-    found = [_message(message, f"{where}, message {number}", unread) for number, message in enumerate(messages, 1)]
+    found = [_message(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
     if "from" not in messages[0]:
         return found, (column,), SAVED_AS_TEXT if as_text else ""
     return _system(row, where) * (found[0]["role"] != "system") + found, (column, SYSTEM), "ShareGPT (from, value)"
 
 
-def _part(value: Any, role: str, where: str, unread: text_files.Unread) -> list[Message]:
+def _part(value: Any, role: str, where: str) -> list[Message]:
     """A prompt (role: user) or a completion (assistant): a text, or messages, as TRL has them."""
     if not isinstance(value, list) or not any(isinstance(each, dict) and {"role", "from"} & {*each} for each in value):
         return [_said(role, _content(value, role, where))]
-    return [_message(each, f"{where}, message {n}", unread, role == "user") for n, each in enumerate(value, 1)]
+    return [_message(each, f"{where}, message {n}", role == "user") for n, each in enumerate(value, 1)]
 
 
 def _read(text: str) -> Any:
@@ -208,7 +230,7 @@ def _no_conversation(row: dict[str, Any], columns: Columns) -> str:
     )
 
 
-def _message(message: Any, where: str, unread: text_files.Unread, in_prompt: bool = False) -> Message:
+def _message(message: Any, where: str, in_prompt: bool = False) -> Message:
     """in_prompt: an answer is not learned. The rest: see `conversation`."""
     if not isinstance(message, dict):
         raise Refusal(f"{where} is {text_files.shown(message)}, not an object with role and content.")
@@ -218,19 +240,21 @@ def _message(message: Any, where: str, unread: text_files.Unread, in_prompt: boo
         known = "it has no role" if role is None else f"the role {role!s:.40} is not known"
         keys = f" (its keys: {', '.join(list(message)[:8])})" if role is None else ""
         raise Refusal(f"{where}: {known}{keys}. A role is {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
-    more = {key: message[key] for key, of in OF_TOOLS.items() if of == role and message.get(key)}
+    said = {*names, "role", "content", WEIGHT}
+    more = {key: value for key, value in message.items() if key not in said and value is not None}
+    if not more.get(CALLS):  # templates ask whether the key is there
+        more.pop(CALLS, None)
     if message.get(WEIGHT) not in (None, 0, 1):
         raise Refusal(f"{where}: {WEIGHT} is {message[WEIGHT]!s:.40}. It is 1, or 0 for an answer that is not learned.")
     more |= {WEIGHT: 0} if message.get(WEIGHT) == 0 or (in_prompt and role == "assistant") else {}
-    unread.add(message, (*names, *more, WEIGHT))
     content, where = message.get(names[1]), f"{where} ({role})"
-    if "tool_calls" in more:
-        more["tool_calls"] = _calls(more["tool_calls"], where)
+    if CALLS in more:
+        more[CALLS] = _calls(more[CALLS], where)
         content = content or ""
     return {
         "role": role,
-        "content": _content(content, role, f"{where}: {names[1]}", "tool_calls" in more),
-        "more": encodable(json.dumps(more, ensure_ascii=False), f"{where} holds") if more else None,
+        "content": _content(content, role, f"{where}: {names[1]}", CALLS in more),
+        "more": encodable(json.dumps(more, ensure_ascii=False, default=str), f"{where} holds") if more else None,
     }
 
 

@@ -31,7 +31,7 @@ class Trained:
 
     base: makes a context that gives the model before the training, or inside which `model` is that; None: not open.
     base_name: its name.
-    notes: what was assumed, a line each.
+    notes: what was assumed, a line each. template_arguments: variables of the chat template, as in the training.
     """
 
     model: Any
@@ -39,6 +39,7 @@ class Trained:
     base: Callable[[], AbstractContextManager[Any]] | None = None
     base_name: str = ""
     notes: list[str] = field(default_factory=list)
+    template_arguments: dict[str, Any] = field(default_factory=dict)
 
 
 def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
@@ -49,13 +50,14 @@ def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
     folder, found = locate(given)
     check_talks(folder, found, compare)
     logging.disable_progress_bar()
+    arguments = (found.config.get("data") or {}).get("template_arguments") if found is not None else None
     if (folder / ADAPTER_FILE).is_file():
         model, name, notes = open_adapter(folder, found, device)
         _ends_alone(unwrap.base_model(model))
-        return Trained(model, _tokenizer(folder), model.disable_adapter, name, notes)
+        return Trained(model, _tokenizer(folder), model.disable_adapter, name, notes, arguments or {})
     config = _language_model(str(folder))
     tokenizer = _tokenizer(folder)
-    trained = Trained(_load(str(folder), config, device), tokenizer)
+    trained = Trained(_load(str(folder), config, device), tokenizer, template_arguments=arguments or {})
     name = (found.config["model"].get("pretrained") if found is not None else None) or ""
     if compare:
         other = _load(name, _language_model(name), device)

@@ -11,7 +11,31 @@ from legroom.options.data_sources import BYTE_VOCAB
 from legroom.records import saved_model
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
-OF_TALKS = ("data.messages_column", "data.prompt_column", "data.completion_column", "data.train_on")
+OF_TALKS = (
+    "data.messages_column",
+    "data.prompt_column",
+    "data.completion_column",
+    "data.train_on",
+    "data.template_arguments",
+)
+# What transformers' apply_chat_template takes beside the variables of a template.
+GIVEN_TO_TEMPLATES = (
+    "conversation",
+    "messages",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+)
 TASKS_OF_ANY = ("chat", *task.OF_TOKENS, *task.OF_ROWS, "question_answering")  # in files and data sets of any kind
 OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
 # Files of which a folder has at least one if it holds a tokenizer.
@@ -46,7 +70,14 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return found + [f"data.task={data.task} with data={data.name}: its rows are for {', '.join(possible)} alone."]
     if data.kind == "hub":
         found += _hub_problems(cfg)
-    return found + _ignored(cfg, given) + _file_problems(cfg) + _group_problems(cfg) + _mask_problems(cfg)
+    return (
+        found
+        + _ignored(cfg, given)
+        + _template_problems(cfg)
+        + _file_problems(cfg)
+        + _group_problems(cfg)
+        + _mask_problems(cfg)
+    )
 
 
 def _ignored(cfg: Config, given: Collection[str]) -> list[str]:
@@ -62,6 +93,23 @@ def _ignored(cfg: Config, given: Collection[str]) -> list[str]:
     if "data.eval_fraction" in given and data.eval_fraction and (data.eval_path or data.eval_split):
         found.append("data.eval_fraction would be ignored: the rows to evaluate on are named. Leave it out.")
     return found
+
+
+def _template_problems(cfg: Config) -> list[str]:
+    """Variables of a chat template that are none."""
+    typed = cfg.data.template_arguments
+    if typed is None:
+        return []
+    if not isinstance(typed, dict):
+        return [
+            f"data.template_arguments={typed} is no mapping of names to values. Type it as "
+            "'data.template_arguments={enable_thinking: false}'."
+        ]
+    return [
+        f"data.template_arguments: {name} is no variable of a template, but what Legroom gives to it. Leave it out."
+        for name in typed
+        if name in GIVEN_TO_TEMPLATES
+    ]
 
 
 def _file_problems(cfg: Config) -> list[str]:
