@@ -77,7 +77,7 @@ HEAVY = {
 # Words of an earlier vocabulary; docs/architecture.md has a glossary of those in use.
 PRIVATE_WORDS = re.compile(
     r"\b(nursery|nurseries|tend|tends|tended|bury|buried|foresee|foresees|foreseen|strangers|journal|tape|told|hear|heard"
-    r"|elsewhere|settle|settles|settled|sketch|claimed|libraries of then)\b",
+    r"|settle|settles|settled|sketch|claimed|libraries of then)\b",
     re.IGNORECASE,
 )
 
