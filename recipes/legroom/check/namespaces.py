@@ -2,68 +2,26 @@
 
 Run in the first process of a new user, mount and process namespace. What the machine's user may read is read where it
 lies; nothing is copied until it is written to. Linux 5.11 or newer.
-
-A folder with other mounts below it cannot be the lower layer of an overlay for a user without privileges (the kernel
-keeps what those mounts hide). Such a folder is made anew, and each of its folders gets an overlay; its small files are
-copied, and others are read-only. So files can be renamed within /home and within /tmp, but not from one to the other.
 """
 
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import re
-import shutil
 import socket
-import stat
 import struct
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import PurePath
 
 from legroom.check import libc, mounts
+from legroom.check.tree import LOOK_UPS, READ_ONLY_IN_PROC, Tree
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-# Files of /proc that change the machine; root may write them without any capability.
-READ_ONLY_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
-# Sockets that stay: who listens there answers what a user is called. No other socket of the machine is reached, since
-# an overlay shows each as a file of its own.
-LOOK_UPS = (
-    "/run/nscd/socket",
-    "/var/lib/sss/pipes/nss",
-    "/run/systemd/userdb/io.systemd.NameServiceSwitch",
-    "/run/systemd/userdb/io.systemd.Multiplexer",
-)
-# Little is written there, and a layer in memory is made and removed faster than one on a disk.
-SYSTEM = {"/boot", "/etc", "/lost+found", "/media", "/opt", "/run", "/srv", "/usr"}
-# Mounts of other containers, some hundred of them on some machines: they become read-only together.
-CONTAINERS = {"/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet"}
-# A folder that is made anew entry by entry has at most so many; a fuller one becomes read-only.
-MOST_ENTRIES = 1000
-MOST_COPIED_BYTES, MOST_COPIED_BYTES_IN_ALL = 1 << 20, 64 << 20
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, IFF_UP = 0x8913, 0x8914, 0x8916, 0x891C, 1
 
 
-@dataclass
-class Tree:
-    """The new tree of files.
-
-    folder: the folder that is shared back.
-    private: a new folder in it for the layers; the command does not see it.
-    mapped: the user and the group that have a name inside, or None for all.
-    used: where the command probably writes; the first is its working directory.
-    read_only: the folders that take no layer, found while the tree is made.
-    """
-
-    folder: str
-    private: str
-    mapped: tuple[int, int] | None
-    used: list[str]
-    mounts: dict[str, mounts.Mount] = field(default_factory=mounts.of_this_process)
-    read_only: list[str] = field(default_factory=list)
-    number_of_layers: int = 0
-    copied_bytes: int = 0
+class MountedTree(Tree):
+    """The tree, made of mounts by the first process of new user, mount and process namespaces."""
 
     @property
     def root(self) -> str:
@@ -78,7 +36,7 @@ class Tree:
         os.makedirs(f"{self.private}/nothing")
         libc.mount(self.root, self.root, flags=libc.MS_BIND)
         libc.mount("tmpfs", f"{self.private}/memory", "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, "mode=700")
-        self._place("/")
+        self.place("/")
         self._devices()
         for path in LOOK_UPS:
             if os.path.exists(path):
@@ -97,141 +55,32 @@ class Tree:
         libc.unmount(".")
         os.chdir("/")
 
-    # --- a path of the new tree -------------------------------------------------------------------------
+    # --- what makes it ----------------------------------------------------------------------------------
 
-    def _place(self, path: str) -> None:
-        """Put what lies at `path` into the new tree."""
-        if path == "/proc":
-            self._processes()
-        elif path == "/sys" or path in CONTAINERS:
-            self._bind_read_only(path)
-        elif path == "/dev":
-            pass  # made when the rest stands
-        elif os.path.islink(path):
-            os.symlink(os.readlink(path), self.root + path)
-        elif os.path.isfile(path):
-            mounted = path in self.mounts
-            if mounted or not os.access(path, os.W_OK) or not self._copy(path, self.root + path):
-                self._bind_read_only(path)
-        elif os.path.isdir(path):
-            self._place_folder(path)
-        elif os.path.lexists(self.root + path):  # in a mount that was bound with all that is below it
+    def new_folder(self, path: str) -> None:
+        self.make_like(path, self.root + path)
+
+    def link(self, path: str) -> None:
+        os.symlink(os.readlink(path), self.root + path)
+
+    def copy_file(self, path: str) -> bool:
+        return self.copy(path, self.root + path)
+
+    def cover(self, path: str) -> None:
+        if os.path.lexists(self.root + path):
             libc.mount("/dev/null", self.root + path, flags=libc.MS_BIND)
-        # other sockets and pipes lead to somebody outside, and are left out
 
-    def _place_folder(self, path: str) -> None:
-        mount = self.mounts.get(path)
-        below = [other for other in self.mounts if mounts.is_below(other, path)]
-        if mount and (mount.read_only or mount.kind in mounts.KERNEL_FILE_SYSTEMS):
-            if below or not self._overlay_read_only(path):
-                self._bind_read_only(path)
-            for other in sorted(below):
-                if not any(mounts.is_below(other, between) for between in below):
-                    self._place(other)
-        elif not below:
-            self._overlay(path)
-        else:
-            self._place_entries(path)
-
-    def _place_entries(self, path: str) -> None:
-        """A folder with mounts below it is made anew."""
-        try:
-            entries = sorted(os.listdir(path))
-        except PermissionError:  # of somebody else
-            self._bind_read_only(path)
-            return
-        if len(entries) > MOST_ENTRIES:
-            self._bind_read_only(path)
-            self.read_only.append(path)
-            return
-        self._make_folder(path, self.root + path)
-        for entry in entries:
-            with suppress(FileNotFoundError):  # gone since
-                self._place(os.path.join(path, entry))
-
-    def _make_folder(self, path: str, copy: str) -> None:
-        """A folder with the owner, as far as it has a name inside, and the permissions of another."""
-        os.makedirs(copy, exist_ok=True)
-        status = os.stat(path)
-        mode = stat.S_IMODE(status.st_mode)
-        if self._has_name(status):
-            os.chown(copy, status.st_uid, status.st_gid)
-        elif not os.access(path, os.W_OK):
-            mode &= ~0o222  # it belongs to this user now, who could not write there
-        os.chmod(copy, mode)
-
-    def _has_name(self, status: os.stat_result) -> bool:
-        """Whether owner and group exist in this user namespace; the overlay refuses to copy what has others."""
-        return self.mapped is None or (status.st_uid, status.st_gid) == self.mapped
-
-    def _overlay(self, path: str) -> None:
-        """A layer over a folder: on the disk of the shared folder; in memory where the folder holds the shared one, or
-        the disk takes no layer; read-only where the folder can have none."""
+    def overlay(self, path: str, layer: str) -> bool:
         target = self.root + path
         os.makedirs(target, exist_ok=True)
-        media = ("memory", "disk") if path in SYSTEM else ("disk", "memory")
-        for medium in media:
-            self.number_of_layers += 1
-            layer = f"{self.private}/{medium}/{self.number_of_layers}"
-            os.mkdir(f"{layer}-work")
-            self._make_folder(path, f"{layer}-upper")
-            if self.mapped:
-                self._prepare(path, f"{layer}-upper")
-            if _mount_overlay(target, lowerdir=[path], upperdir=[f"{layer}-upper"], workdir=[f"{layer}-work"]):
-                return
-        self._bind_read_only(path)
-        self.read_only.append(path)
+        return _mount_overlay(target, lowerdir=[path], upperdir=[f"{layer}-upper"], workdir=[f"{layer}-work"])
 
-    def _prepare(self, path: str, upper: str) -> None:
-        """Put into a layer what the overlay could not copy to it because its owner or group has no name inside: the
-        folders that lead to those that are used, and what a working directory of another group holds."""
-        for used in self.used:
-            parents = [used, *map(str, PurePath(used).parents)]
-            for parent in reversed([each for each in parents if mounts.is_below(each, path)]):
-                if not os.path.isdir(parent) or os.path.islink(parent):
-                    break
-                self._make_folder(parent, upper + parent.removeprefix(path))
-        working = self.used[0]
-        if not (working == path or mounts.is_below(working, path)) or self._has_name(os.stat(working)):
-            return
-        queue = [working]
-        for folder in itertools.islice(queue, MOST_ENTRIES):  # grows while it is read
-            with suppress(OSError):
-                queue += self._prepare_entries(folder, upper + folder.removeprefix(path))
-
-    def _prepare_entries(self, folder: str, copy: str) -> list[str]:
-        """Copies the small files that this user may write, and returns the folders."""
-        folders = []
-        with os.scandir(folder) as entries:
-            for entry in itertools.islice(entries, MOST_ENTRIES):
-                if entry.is_symlink() or not os.access(entry.path, os.W_OK):
-                    continue
-                target = os.path.join(copy, entry.name)
-                if entry.is_dir():
-                    self._make_folder(entry.path, target)
-                    folders.append(entry.path)
-                elif entry.is_file() and not self._has_name(entry.stat()):
-                    self._copy(entry.path, target)
-        return folders
-
-    def _copy(self, path: str, target: str) -> bool:
-        """Copy a file that takes no layer, if it is small. Returns whether it was."""
-        status = os.stat(path)
-        if status.st_size > MOST_COPIED_BYTES or self.copied_bytes > MOST_COPIED_BYTES_IN_ALL:
-            return False
-        shutil.copy2(path, target)
-        if self._has_name(status):
-            os.chown(target, status.st_uid, status.st_gid)
-        self.copied_bytes += status.st_size
-        return True
-
-    def _overlay_read_only(self, path: str) -> bool:
-        """An overlay that takes no writes, over a mount that takes none either. Returns whether it does."""
+    def overlay_read_only(self, path: str) -> bool:
         target = self.root + path
         os.makedirs(target, exist_ok=True)
         return _mount_overlay(target, lowerdir=[path, f"{self.private}/nothing"])
 
-    def _bind_read_only(self, path: str) -> None:
+    def bind_read_only(self, path: str) -> None:
         self._bind(path)
         for mounted in [path, *(other for other in self.mounts if mounts.is_below(other, path))]:
             with suppress(PermissionError):  # of somebody else, and not to be read either
@@ -245,8 +94,7 @@ class Tree:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
         libc.mount(path, target, flags=libc.MS_BIND | libc.MS_REC)
 
-    def _processes(self) -> None:
-        """/proc of the new process namespace."""
+    def processes(self) -> None:
         target = f"{self.root}/proc"
         os.makedirs(target, exist_ok=True)
         libc.mount("proc", target, "proc", libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC)

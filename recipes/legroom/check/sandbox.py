@@ -1,8 +1,9 @@
 """Runs a command so that nothing outside is changed, sent, or left running.
 
 On Linux the command and its children get namespaces of their own: what they write lands in a layer over the files that
-is thrown away, and there is no network but the loopback. Where that is not allowed, Landlock refuses writes outside the
-temporary folder. Where neither exists, the command runs as it is, and `Protection.sentence` says so.
+is thrown away, and there is no network but the loopback. Some systems allow that to bubblewrap alone. Where it is not
+allowed at all, Landlock refuses writes outside the temporary folder. Where nothing of this exists, the command runs as
+it is, and `Protection.sentence` says so.
 
 The working directory, `sys.argv`, paths and user are inside what they are outside. Not the same inside: a folder that
 was there before cannot be renamed (OSError: Invalid cross-device link, which shutil.move answers by copying); a file is
@@ -29,8 +30,9 @@ from typing import IO, Any, Literal
 from legroom import paths
 from legroom.errors import Refusal, first_line
 
-Kind = Literal["namespaces", "landlock", "none"]
-KINDS: tuple[Kind, ...] = ("namespaces", "landlock", "none")
+Kind = Literal["namespaces", "bubblewrap", "landlock", "none"]
+KINDS: tuple[Kind, ...] = ("namespaces", "bubblewrap", "landlock", "none")  # the best first
+WITH_OVERLAYS = {"namespaces": "Linux namespaces and overlays", "bubblewrap": "bubblewrap's namespaces and overlays"}
 WRITABLE_UNDER_LANDLOCK = ("/dev/shm", "/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts")
 # Libraries write there on their own account; a cache that is also read, as the hub's, stays where it is.
 CACHES_UNDER_LANDLOCK = (
@@ -157,7 +159,7 @@ def start(
         "network": network,
         "descriptors": list(pass_fds),
     }
-    if chosen == "namespaces":
+    if chosen in WITH_OVERLAYS:
         asked["used"] = _paths_in_use(asked["cwd"], command, environment)
     if chosen == "landlock":
         temporary = folder / "tmp"
@@ -241,7 +243,7 @@ def protection(allowed: Sequence[Kind] = KINDS, network: bool = False) -> Protec
     network: as of `start`; the sentence says it.
     """
     reasons = []
-    for kind in ("namespaces", "landlock"):
+    for kind in ("namespaces", "bubblewrap", "landlock"):
         if kind in allowed:
             reason, read_only = _tried(kind)
             if reason is None:
@@ -273,7 +275,7 @@ def _tried(kind: Kind) -> tuple[str | None, tuple[str, ...]]:
             return "a file outside was written in a trial", ()
         if not (folder / "inside").exists():
             return "the shared folder was not written in a trial", ()
-        if kind == "namespaces" and status:
+        if kind in WITH_OVERLAYS and status:
             return f"{tempfile.gettempdir()} takes no overlay", ()
         return None, tuple(tried.read_only)
 
@@ -290,8 +292,8 @@ def _what_allows_namespaces() -> str:
 
 def _sentence(kind: Kind, read_only: Sequence[str], network: bool, reasons: list[str]) -> str:
     kept_network = "; its network is this machine's (--network)."
-    if kind == "namespaces":
-        sentence = "What the script writes, deletes or starts vanishes with it (Linux namespaces and overlays)"
+    if kind in WITH_OVERLAYS:
+        sentence = f"What the script writes, deletes or starts vanishes with it ({WITH_OVERLAYS[kind]})"
         sentence += kept_network if network else "; it has no network."
         if read_only:
             sentence += f" Read-only, for they take no overlay: {', '.join(read_only)}."

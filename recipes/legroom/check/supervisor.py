@@ -5,8 +5,8 @@
         init (process 1 in there)                   makes the tree of files, waits for orphans, ends with the builder
           command
 
-When init ends, the kernel ends every process of its namespace. Under Landlock, and where nothing protects, the command
-is the supervisor's child, and the supervisor adopts and ends what the command leaves.
+When init ends, the kernel ends every process of its namespace. bubblewrap stands for builder and init. Under Landlock,
+and where nothing protects, the command is the supervisor's child, and the supervisor adopts and ends what it leaves.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ from typing import Any, NoReturn
 # devices, the clock.
 KEPT_CAPABILITIES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 19, 23, 24}
 MOST_CAPABILITIES = 64
+MOST_ATTEMPTS = 20
 NOT_FOUND = 127  # the exit status of shells for a command that could not be started
 
 
@@ -46,7 +48,9 @@ def main() -> NoReturn:
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(wake)
-    if asked["kind"] == "namespaces":
+    if asked["kind"] == "bubblewrap":
+        end = _in_bubblewrap(asked, control, reports, woken)
+    elif asked["kind"] == "namespaces":
         end = _in_namespaces(asked, control, reports, woken)
     else:
         end = _as_child(asked, control, reports, woken)
@@ -291,7 +295,7 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
     def init() -> None:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
-            tree = namespaces.Tree(asked["folder"], layers, tuple(mapped) if mapped else None, asked["used"])
+            tree = namespaces.MountedTree(asked["folder"], layers, tuple(mapped) if mapped else None, asked["used"])
             tree.build()
             if not asked["network"]:
                 namespaces.start_loopback(addresses)
@@ -337,6 +341,112 @@ def _init(asked: dict[str, Any], reports: int, machine: int, ended: int) -> None
         if child == process:
             os.write(ended, str(status).encode())
             os._exit(0)
+
+
+# --- bubblewrap -----------------------------------------------------------------------------------------
+
+
+def _in_bubblewrap(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
+    """bubblewrap makes the namespaces, and starts this file's `inside` in them. It says only by failing which folder
+    takes no overlay, so it is tried until it does not."""
+    from legroom.check import bubblewrap, libc
+
+    libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
+    layers = f"{asked['folder']}/.sandbox-{os.getpid()}"
+    memory = f"/dev/shm/.sandbox-{os.getpid()}"
+    refused: set[tuple[str, str]] = set()
+    try:
+        for attempt in range(MOST_ATTEMPTS):
+            mapped = (os.geteuid(), os.getegid())
+            tree = bubblewrap.Arguments(asked["folder"], f"{layers}/{attempt}", mapped, asked["used"])
+            tree.memory, tree.refused = f"{memory}/{attempt}", refused
+            os.makedirs(tree.private)
+            arguments = tree.build(asked["network"])
+            process, complaint = _start_bubblewrap(bubblewrap.program(), arguments, asked, reports)
+            if complaint is None:
+                if tree.read_only:
+                    _report(reports, read_only=tree.read_only)
+                os.close(reports)
+                _let_go(asked)
+                status = _wait(process, control, woken, stop=partial(os.kill, process, signal.SIGKILL))
+                while True:  # what bubblewrap has left is dying
+                    try:
+                        os.wait()
+                    except ChildProcessError:
+                        return _with_signal(status)
+            if not tree.refuse(complaint):
+                raise OSError(complaint)
+        raise OSError("bubblewrap made no overlay")
+    except OSError as error:
+        with suppress(OSError):
+            _report(reports, refused=_reason(error))
+        return 1
+    finally:
+        _remove(layers)
+        _remove(memory)
+
+
+def _with_signal(status: int) -> int:
+    """bubblewrap ends with 128 + 9 where the command was ended by signal 9, as shells do."""
+    code = os.WEXITSTATUS(status)
+    return code - 128 if os.WIFEXITED(status) and code - 128 in set(signal.Signals) else status
+
+
+def _start_bubblewrap(
+    program: str, arguments: list[str], asked: dict[str, Any], reports: int
+) -> tuple[int, str | None]:
+    """(its process, None) when the command is about to start, or (its process, what it complains of) when it has
+    failed."""
+    started_read, started = os.pipe()
+    information_read, information = os.pipe()
+    complaints_read, complaints = os.pipe()
+    listed = os.memfd_create("arguments")
+    os.write(listed, b"\0".join(map(os.fsencode, arguments)))
+    os.lseek(listed, 0, os.SEEK_SET)
+    wanted = os.memfd_create("asked")
+    with open(wanted, "wb", closefd=False) as file:
+        file.write(json.dumps(asked).encode())
+    outputs = [os.dup(1), os.dup(2)]
+    code = "import sys; sys.path.append(sys.argv.pop(1)); from legroom.check import supervisor; supervisor.inside()"
+    source = str(Path(__file__).resolve().parents[2])
+    kept = [reports, started, wanted, *outputs]
+    inner = [sys.executable, "-I", "-S", "-c", code, source, *map(str, kept)]
+
+    def bubblewrap() -> None:
+        os.dup2(complaints, 2)
+        for descriptor in (*kept, information, listed):
+            os.set_inheritable(descriptor, True)
+        command = [program, "--info-fd", str(information), "--args", str(listed), "--", *inner]
+        os.execve(program, command, {})
+
+    process = _fork(bubblewrap)
+    for descriptor in (started, information, complaints, listed, wanted, *outputs):
+        os.close(descriptor)
+    with open(started_read, "rb") as file:
+        is_started = bool(file.read(1))
+    with open(complaints_read, errors="replace") as file, open(information_read) as facts:
+        if not is_started:
+            os.waitpid(process, 0)
+            return process, file.read().strip() or "bubblewrap says nothing"
+        first = json.loads(facts.read())["child-pid"]  # process 1 of the namespace
+    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+    _report(reports, pid=int(children[0]) if children else first)
+    return process, None
+
+
+def inside() -> None:
+    """Runs in the namespaces that bubblewrap has made; becomes the command. arguments: descriptors."""
+    reports, started, wanted, output, errors = map(int, sys.argv[1:])
+    with open(wanted, "rb") as file:
+        file.seek(0)
+        asked = json.load(file)
+    for descriptor in (reports, started):
+        os.set_inheritable(descriptor, False)
+    for descriptor, number in ((output, 1), (errors, 2)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.write(started, b"s")
+    _execute(asked, reports)
 
 
 def _remove(folder: str) -> None:
