@@ -26,7 +26,8 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"jobs"},
-    {"foresight", "check"},
+    {"script_check"},
+    {"foresight"},
     {"report", "doctor"},
     {"training"},
     {"levers"},
@@ -45,7 +46,7 @@ LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in 
 PARENT = {
     "cli",
     "jobs",
-    "check",
+    "script_check",
     "report",
     "doctor",
     "tracking",

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from legroom.check import sandbox
-from legroom.check.interpreter import facts, python_of, search_path
 from legroom.errors import Refusal
+from legroom.script_check import sandbox
+from legroom.script_check.interpreter import facts, python_of, search_path
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="environments have other folders there")
 

@@ -11,8 +11,8 @@ import stat
 import subprocess
 from dataclasses import dataclass, field
 
-from legroom.check import mounts
-from legroom.check.tree import LOOK_UPS, READ_ONLY_IN_PROC, Tree
+from legroom.script_check import mounts
+from legroom.script_check.tree import LOOK_UPS, READ_ONLY_IN_PROC, Tree
 
 PROGRAM = "bwrap"
 REFUSED_OVERLAY = re.compile(r"Can't make overlay mount on (?:/newroot)?(/.*?) with options")

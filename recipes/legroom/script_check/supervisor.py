@@ -157,7 +157,7 @@ def _execute(asked: dict[str, Any], reports: int) -> None:
 
 def _as_child(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
     if sys.platform == "linux":
-        from legroom.check import libc
+        from legroom.script_check import libc
 
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
 
@@ -166,7 +166,7 @@ def _as_child(asked: dict[str, Any], control: int, reports: int, woken: int) -> 
             libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         if asked["kind"] == "landlock":
-            from legroom.check import landlock
+            from legroom.script_check import landlock
 
             try:
                 landlock.restrict(asked["writable"], asked["network"], asked["ports"])
@@ -220,7 +220,7 @@ def _descendants(process: int) -> list[int]:
 
 
 def _in_namespaces(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
-    from legroom.check import libc
+    from legroom.script_check import libc
 
     unshared_read, unshared = os.pipe()
     named_read, named = os.pipe()
@@ -275,7 +275,7 @@ def _name_users(process: int) -> list[int] | None:
 
 def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, named: int, ended: int) -> None:
     """Runs as the builder: new namespaces, and init in them."""
-    from legroom.check import libc, namespaces
+    from legroom.script_check import libc, namespaces
 
     addresses = namespaces.own_addresses()
     flags = libc.CLONE_NEWUSER | libc.CLONE_NEWNS | libc.CLONE_NEWPID | libc.CLONE_NEWIPC
@@ -317,7 +317,7 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
 
 def _init(asked: dict[str, Any], reports: int, machine: int, ended: int) -> None:
     """Runs as process 1 of the new namespace."""
-    from legroom.check import libc
+    from legroom.script_check import libc
 
     def command() -> None:
         _report(reports, pid=int(os.readlink("self", dir_fd=machine)))
@@ -349,7 +349,7 @@ def _init(asked: dict[str, Any], reports: int, machine: int, ended: int) -> None
 def _in_bubblewrap(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
     """bubblewrap makes the namespaces, and starts this file's `inside` in them. It says only by failing which folder
     takes no overlay, so it is tried until it does not."""
-    from legroom.check import bubblewrap, libc
+    from legroom.script_check import bubblewrap, libc
 
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     layers = f"{asked['folder']}/.sandbox-{os.getpid()}"
@@ -407,7 +407,9 @@ def _start_bubblewrap(
     with open(wanted, "wb", closefd=False) as file:
         file.write(json.dumps(asked).encode())
     outputs = [os.dup(1), os.dup(2)]
-    code = "import sys; sys.path.append(sys.argv.pop(1)); from legroom.check import supervisor; supervisor.inside()"
+    code = (
+        "import sys; sys.path.append(sys.argv.pop(1)); from legroom.script_check import supervisor; supervisor.inside()"
+    )
     source = str(Path(__file__).resolve().parents[2])
     kept = [reports, started, wanted, *outputs]
     inner = [sys.executable, "-I", "-S", "-c", code, source, *map(str, kept)]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from legroom.check import mounts
+from legroom.script_check import mounts
 
 # Files of /proc that change the machine; root may write them without any capability.
 READ_ONLY_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")

@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from legroom import paths
-from legroom.check import sandbox
 from legroom.errors import Refusal
+from legroom.script_check import sandbox
 
 SOMEBODY, SOMEBODYS_OTHER_GROUP = 61234, 61235  # no user of this machine
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -480,7 +480,7 @@ def test_kill_ends_every_process(scratch, kind):
 DRIVER = """
     import os, sys
     from pathlib import Path
-    from legroom.check import sandbox
+    from legroom.script_check import sandbox
     with sandbox.start([sys.executable, "-c", "import time; time.sleep(300)"], environment={}, folder=Path(sys.argv[1]),
                        kind=sys.argv[2]) as sandboxed:
         print(sandboxed.pid, flush=True)
@@ -533,7 +533,7 @@ def test_a_protection_says_what_it_holds_back():
 
 @pytest.mark.skipif(not IS_ROOT, reason="a user may not forbid namespaces")
 def test_where_namespaces_are_forbidden_it_is_said_what_allows_them():
-    said = "from legroom.check import sandbox; print(sandbox.protection().sentence)"
+    said = "from legroom.script_check import sandbox; print(sandbox.protection().sentence)"
     forbidding = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
     done = subprocess.run(
         ["unshare", "--map-root-user", "sh", "-c", forbidding, "sh", sys.executable, "-c", said],
@@ -615,7 +615,7 @@ def test_every_mount_is_covered(overlays, world, scratch):
     driver = """
         import socket, subprocess, sys
         from pathlib import Path
-        from legroom.check import sandbox
+        from legroom.script_check import sandbox
         listening = socket.socket(socket.AF_UNIX)
         listening.bind("fixed/socket")
         listening.listen()
@@ -649,7 +649,7 @@ def as_somebody():
     folder = Path(tempfile.mkdtemp())
     options = {"user": SOMEBODY, "group": SOMEBODY, "extra_groups": [SOMEBODYS_OTHER_GROUP], "cwd": folder}
     environment = os.environ | {"PYTHONPATH": str(paths.SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
-    works = "import sys; from legroom.check import sandbox; assert sys.version_info >= (3, 11)"
+    works = "import sys; from legroom.script_check import sandbox; assert sys.version_info >= (3, 11)"
     for python in (sys.executable, "/usr/bin/python3"):
         with contextlib.suppress(OSError):
             if subprocess.run([python, "-c", works], env=environment, capture_output=True, **options).returncode == 0:
@@ -677,7 +677,7 @@ def test_a_user_without_privileges(overlays, as_somebody):
     program = """
         import os, subprocess, sys
         from pathlib import Path
-        from legroom.check import sandbox
+        from legroom.script_check import sandbox
         kind = sys.argv[1]
         found = sandbox.protection((kind, "none"))
         assert found.kind == kind, found.sentence

@@ -13,8 +13,8 @@ import socket
 import struct
 from contextlib import suppress
 
-from legroom.check import libc, mounts
-from legroom.check.tree import LOOK_UPS, READ_ONLY_IN_PROC, Tree
+from legroom.script_check import libc, mounts
+from legroom.script_check.tree import LOOK_UPS, READ_ONLY_IN_PROC, Tree
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, IFF_UP = 0x8913, 0x8914, 0x8916, 0x891C, 1

@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from legroom.check import sandbox
 from legroom.errors import Refusal
+from legroom.script_check import sandbox
 
 PYTHON = re.compile(r"python(\d(\.\d+)?t?)?(\.exe)?")
 VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -119,18 +119,18 @@ def python_of(line: Sequence[str], environment: Mapping[str, str] | None = None)
         Refusal: there is no such command, or it starts no Python.
     """
     variables = dict(os.environ if environment is None else environment)
-    arguments = list(line[1:] if line[:1] == ["--"] else line)
-    if arguments[:1] == ["env"] and not "".join(arguments[1:2]).startswith("-"):
-        arguments.pop(0)
-    while arguments and VARIABLE.match(arguments[0]):
-        name, _, value = arguments.pop(0).partition("=")
+    argv = list(line[1:] if line[:1] == ["--"] else line)
+    if argv[:1] == ["env"] and not "".join(argv[1:2]).startswith("-"):
+        argv.pop(0)
+    while argv and VARIABLE.match(argv[0]):
+        name, _, value = argv.pop(0).partition("=")
         variables[name] = value
-    if not arguments:
+    if not argv:
         raise Refusal("no script is named. Type it behind the options: legroom check -- python train.py")
     path = search_path(variables)
-    found = _python_of_program(arguments, path, variables)
+    found = _python_of_program(argv, path, variables)
     if found is None:
-        raise _no_python(arguments[0], path)
+        raise _no_python(argv[0], path)
     return found
 
 
@@ -149,9 +149,9 @@ def _is_of_a_tool(prefix: Path) -> bool:
     return prefix.parent.name.startswith("archive-v") or any((prefix / name).exists() for name in receipts)
 
 
-def _python_of_program(arguments: list[str], path: str, environment: Mapping[str, str]) -> Path | None:
+def _python_of_program(argv: list[str], path: str, environment: Mapping[str, str]) -> Path | None:
     """The python of a program and its arguments, or None where no Python is seen."""
-    name = arguments[0]
+    name = argv[0]
     if PYTHON.fullmatch(Path(name).name):
         found = shutil.which(name, path=path)
         return Path(found).absolute() if found else None
@@ -160,17 +160,17 @@ def _python_of_program(arguments: list[str], path: str, environment: Mapping[str
     program = shutil.which(name, path=path)
     if program is None:
         return None
-    if Path(name).name in RUNNERS and "run" in arguments:
-        return _python_of_runner(arguments, path, environment)
+    if Path(name).name in RUNNERS and "run" in argv:
+        return _python_of_runner(argv, path, environment)
     script_python = _python_of_script(Path(program), path)
     if script_python is not None:
         return script_python
     if _first_bytes(Path(program)).startswith(b"#!") and not name.endswith(SHELL_SCRIPTS):
         return _beside(Path(program))  # a shim, as pyenv's: its folder has one for python, too
-    for place in range(1, len(arguments)):  # nice, numactl, srun, mpirun: the program stands behind their options
-        word = arguments[place]
+    for place in range(1, len(argv)):  # nice, numactl, srun, mpirun: the program stands behind their options
+        word = argv[place]
         if PYTHON.fullmatch(Path(word).name) or word.endswith(".py"):
-            return _python_of_program(arguments[place:], path, environment)
+            return _python_of_program(argv[place:], path, environment)
         behind = shutil.which(word, path=path)
         if behind is not None and (found := _python_of_script(Path(behind), path)):
             return found
@@ -199,18 +199,18 @@ def _python_of_script(program: Path, path: str) -> Path | None:
     start = _first_bytes(program)
     if not start.startswith(b"#!"):
         return None
-    arguments = os.fsdecode(start[2:].partition(b"\n")[0]).split()
+    argv = os.fsdecode(start[2:].partition(b"\n")[0]).split()
     longer = EXEC_LINE.search(start)
     if longer:
-        arguments = shlex.split(os.fsdecode(longer[1]))
-    elif arguments and Path(arguments[0]).name == "env":
-        arguments = [word for word in arguments[1:] if not word.startswith("-") and not VARIABLE.match(word)]
-    if not arguments or not PYTHON.fullmatch(Path(arguments[0]).name):
+        argv = shlex.split(os.fsdecode(longer[1]))
+    elif argv and Path(argv[0]).name == "env":
+        argv = [word for word in argv[1:] if not word.startswith("-") and not VARIABLE.match(word)]
+    if not argv or not PYTHON.fullmatch(Path(argv[0]).name):
         return None
-    found = shutil.which(arguments[0], path=path)
+    found = shutil.which(argv[0], path=path)
     if found is None:
         raise Refusal(
-            f"{program}: it is started by {arguments[0]}, which is not there. Install it anew, or name its python."
+            f"{program}: it is started by {argv[0]}, which is not there. Install it anew, or name its python."
         )
     return Path(found)
 
@@ -222,15 +222,15 @@ def _beside(program: Path) -> Path | None:
     return None
 
 
-def _python_of_runner(arguments: list[str], path: str, environment: Mapping[str, str]) -> Path:
+def _python_of_runner(argv: list[str], path: str, environment: Mapping[str, str]) -> Path:
     """`uv run`, `conda run -n NAME`, ...: they are asked themselves, in a sandbox, because some of them make their
     environment first. Raises Refusal with what they say."""
-    options = RUNNERS[Path(arguments[0]).name]
-    behind = arguments.index("run") + 1
-    while behind < len(arguments) and arguments[behind].startswith("-") and arguments[behind] != "--":
-        behind += 2 if arguments[behind] in options else 1
-    runner = shlex.join(arguments[:behind])
-    asked = [*arguments[:behind], "python", "-c", "import sys; print(sys.executable)"]
+    options = RUNNERS[Path(argv[0]).name]
+    behind = argv.index("run") + 1
+    while behind < len(argv) and argv[behind].startswith("-") and argv[behind] != "--":
+        behind += 2 if argv[behind] in options else 1
+    runner = shlex.join(argv[:behind])
+    asked = [*argv[:behind], "python", "-c", "import sys; print(sys.executable)"]
     best = sandbox.protection().kind
     kind = best if best in sandbox.WITH_OVERLAYS else "none"  # Landlock would refuse what they write on the way
     with tempfile.TemporaryDirectory() as name:

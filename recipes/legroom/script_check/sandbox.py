@@ -51,7 +51,9 @@ CONTAINER = ("/.dockerenv", "/run/.containerenv")
 CONTAINER_OPTIONS = " ".join(f"--security-opt {name}=unconfined" for name in ("seccomp", "apparmor", "systempaths"))
 STARTING_SECONDS = 60  # a network file system that does not answer holds it up
 ENDING_SECONDS = 10  # what the supervisor may take to end the processes before it is ended itself
-_SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); from legroom.check import supervisor; supervisor.main()"
+_SUPERVISE = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from legroom.script_check import supervisor; supervisor.main()"
+)
 
 
 @dataclass(frozen=True)
@@ -299,7 +301,7 @@ def _sentence(kind: Kind, read_only: Sequence[str], network: bool, reasons: list
             sentence += f" Read-only, for they take no overlay: {', '.join(read_only)}."
         return sentence
     if kind == "landlock":
-        from legroom.check import landlock  # it can be imported on Linux
+        from legroom.script_check import landlock  # it can be imported on Linux
 
         sentence = "The script can write in its temporary folder and in /dev/shm only (Landlock)"
         not_prevented = "UDP, sockets of this machine, changes of a file's permissions and times"

@@ -6,7 +6,7 @@ import ctypes
 import os
 import stat
 
-from legroom.check import libc
+from legroom.script_check import libc
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the numbers of the calls, on every processor
 VERSION_ASKED = 1
