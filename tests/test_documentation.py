@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, compose, small
 from hydra.errors import HydraException
 
+from legroom.cli import flags
 from legroom.foresight.search import plan, request, space
 
 DOCS = ROOT / "docs"
@@ -97,7 +98,7 @@ def test_a_guide_begins_with_a_command(page):
 
 
 @pytest.mark.slow
-def test_printed_commands_are_accepted():
+def test_printed_commands_are_accepted(monkeypatch):
     """Each composes and is not refused. Those that need data, a folder or a network of the reader's are left out."""
     pages = [
         LINE_BY_LINE,
@@ -108,6 +109,9 @@ def test_printed_commands_are_accepted():
         if any(part in command for part in NEEDS_SOMETHING) or command.endswith("="):
             continue
         tried += 1
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setenv("LEGROOM_MENUS", "{}")
+        flags.take_own_menus(shlex.split(command)[2:])
         overrides = one_job(command)
         if "scripts/fit" in command and "recipe=estimate" not in overrides:
             overrides.append("recipe=estimate")

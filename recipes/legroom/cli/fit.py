@@ -29,7 +29,7 @@ from concurrent.futures.process import BrokenProcessPool
 from rich.console import Console
 
 from legroom import invocation
-from legroom.cli import console, exit_codes
+from legroom.cli import console, exit_codes, flags
 from legroom.errors import Refusal, first_line, is_out_of_memory
 from legroom.foresight.search import plan, pool, present, request
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         print((__doc__ or "").format(fit=invocation.command("fit"), train=invocation.command()), end="")
         return 0
     try:
-        return find(argv)
+        return find(flags.take_own_menus(argv))
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
 

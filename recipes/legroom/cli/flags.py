@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from legroom import paths
+from legroom.errors import Refusal
 from legroom.options import keys, suggestions
 from legroom.third_party import hydra_private
 
@@ -92,6 +93,25 @@ def own_menus(line: CommandLine) -> tuple[list[Path] | None, list[str]]:
             return None, typed
         folders += [paths.expanded(each.removeprefix("file://")) for each in named]
     return folders, typed
+
+
+def take_own_menus(argv: list[str]) -> list[str]:
+    """A command line without what names folders of a person's own menus, which this process then looks through.
+
+    Raises Refusal for a folder that is not there.
+    """
+    line = split(argv)
+    folders, typed = own_menus(line)
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise Refusal(f"{' '.join(typed)}: there is no folder {folder}. Name one that has menus, as mine/optim/.")
+    paths.remember_menus(typed, folders or ())
+    kept = [text for text in argv if text.partition("=")[0] not in (*CONFIG_DIR, SEARCH_PATH)]
+    names = [place for place, text in enumerate(argv) if text in CONFIG_DIR]  # whose values stand behind them
+    values = [argv[place + 1] for place in names if place + 1 < len(argv)]
+    for value in values:
+        kept.remove(value)
+    return kept
 
 
 def _full_name(typed: str, known: Collection[str]) -> str | None:

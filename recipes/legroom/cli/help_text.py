@@ -56,10 +56,7 @@ def say(conf: Path, argv: list[str]) -> int:
         if "--version" in argv:
             console.say(version())
         else:
-            line = flags.split(argv)
-            folders, typed = flags.own_menus(line)
-            paths.remember_menus(typed, [_existing(folder) for folder in folders or ()])
-            console.say(text(conf, line.overrides))
+            console.say(text(conf, flags.take_own_menus(argv)))
     except (Refusal, yaml.YAMLError, UnicodeDecodeError) as error:
         console.say_problems([str(error) if isinstance(error, Refusal) else hydra_errors.explain(error, paths.menus())])
         return 2
@@ -69,10 +66,10 @@ def say(conf: Path, argv: list[str]) -> int:
 def text(conf: Path, argv: list[str]) -> str:
     """What the command line with --help asks for: what one needs first, everything, or menus and sections by name.
 
-    conf: the folder of the menus; those of a person's own are shown as well. argv: without flags that take a value.
+    conf: the folder of the menus; those of a person's own are shown as well. argv: without the flags that take a value.
     Raises Refusal for a name that is no menu and no section.
     """
-    argv = [each for each in argv if not each.startswith(("-", flags.SEARCH_PATH))]
+    argv = [each for each in argv if not each.startswith("-")]
     named = [each.partition("=")[0] for each in argv]
     if named == [ALL]:
         return describe(conf)
@@ -84,12 +81,6 @@ def text(conf: Path, argv: list[str]) -> str:
             near = suggestions.nearest(name, known) or f" There are {', '.join(known)}."
             raise Refusal(f"--help {suggestions.shown(name)}: there is no such menu or section.{near}")
     return "\n\n".join(_menu_in_full(conf, name) if name in GROUPS else _section(conf, name) for name in named)
-
-
-def _existing(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise Refusal(f"--config-dir={folder}: there is no such folder. Name one with menus in it, as mine/optim/.")
-    return folder
 
 
 def version() -> str:
@@ -112,7 +103,8 @@ def first(conf: Path) -> str:
         more = f", ... ({len(names)})" if len(fit) < len(names) else ""
         lines.append(f"  {group:<{NAME_WIDTH}}{', '.join(fit)}{more}")
     for group, files in overrides.experiments(paths.own_menus()).items():
-        lines.append(textwrap.shorten(f"  {f'+{group}':<{NAME_WIDTH}}{', '.join(files)}", COLUMNS, placeholder=" ..."))
+        names = textwrap.shorten(", ".join(files), COLUMNS - NAME_WIDTH - 2, placeholder=" ...")
+        lines.append(f"  {f'+{group}':<{NAME_WIDTH - 1}} {names}")
     found = {key.name: key for key in keys_of(conf / "config.yaml")}
     lines.append("\nKeys that most runs need:")
     for name in MOST_NEEDED:

@@ -142,16 +142,18 @@ class Precision(Menu):
 
 @dataclass
 class Optim(Menu):
-    """kind: what builds the optimizer; transformers does it by `transformers_name`."""
+    """kind: what builds the optimizer; transformers does it by `transformers_name`, and factory is the class that
+    `factory` names, with the arguments of `args`."""
 
-    kind: str = kinds("transformers", "muon", "adamw_fp8")
+    kind: str = kinds("transformers", "muon", "adamw_fp8", "factory")
     transformers_name: str = UNSET
+    factory: str | None = key(UNSET, recorded="if set")
     beta1: float = fraction()
     beta2: float = fraction()
     epsilon: float = at_least(0)
     momentum: float = fraction()
     in_backward: bool = key(identity=(RUN, LABEL))
-    # Further arguments of the optimizer: TrainingArguments.optim_args.
+    # Further arguments of the optimizer, as TrainingArguments.optim_args or the factory's own.
     args: dict[str, Any] | None = field(default=UNSET, metadata={"recorded": "if set"})
     compiles_step: bool = key(recorded="if set")  # on a GPU; recorded, since the workers ask for it
 

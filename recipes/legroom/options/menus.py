@@ -57,5 +57,6 @@ MENUS_OWN = {
     "facts",
     "family",
     "transformers_name",
+    "factory",
     "compiles_step",
 }  # keys that only an option's YAML sets

@@ -5,8 +5,12 @@ groups, of the whole model (LOMO), of their own groups (GaLore, APOLLO), one per
 An optimizer that the table lacks is one entry in FACTORIES.
 """
 
+import importlib
+import importlib.util
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -164,6 +168,50 @@ def _torchao(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Op
     return optimizer
 
 
+def _of_factory(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
+    """The optimizer of a person's own class, for the parameter groups that any other would have.
+
+    Raises Refusal where the class cannot be imported, is no optimizer, or does not take what its option gives it.
+    """
+    option, named = f"optim={cfg.optim.name}", str(cfg.optim.factory)
+    made = _imported(option, named)
+    if not (isinstance(made, type) and issubclass(made, Optimizer)):
+        raise Refusal(f"{option}: factory: {named} is no subclass of torch.optim.Optimizer.")
+    groups = [
+        {key: group[key] for key in ("params", "weight_decay")}
+        for group in _of_transformers_table(args, model).param_groups
+        if group["params"]
+    ]
+    given = dict(cfg.optim.args or {})
+    if cfg.optim.beta1 is not None and cfg.optim.beta2 is not None:
+        given["betas"] = (cfg.optim.beta1, cfg.optim.beta2)
+    if cfg.optim.epsilon is not None:
+        given["eps"] = cfg.optim.epsilon
+    if cfg.optim.momentum is not None:
+        given["momentum"] = cfg.optim.momentum
+    build: Any = made
+    try:
+        return build(groups, lr=args.learning_rate, **given)
+    except (TypeError, ValueError) as error:
+        raise Refusal(f"{option}: {named} does not take the arguments of its option: {error}") from error
+
+
+def _imported(option: str, named: str) -> Any:
+    """What `file.py:Class` or `package.module.Class` names. Raises Refusal where it cannot be imported."""
+    file, colon, name = named.rpartition(":")
+    try:
+        if not colon:
+            module, _, name = named.rpartition(".")
+            return getattr(importlib.import_module(module), name)
+        spec = importlib.util.spec_from_file_location(f"legroom_own_{Path(file).stem}", file)
+        assert spec is not None and spec.loader is not None, f"{file} is no file of Python"
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, name)
+    except Exception as error:  # whatever a person's own file raises
+        raise Refusal(f"{option}: factory: {named} cannot be imported: {type(error).__name__}: {error}") from error
+
+
 class _Uncompiled(Optimizer):
     """In front of an optimizer's class: what its step compiles runs as it is written."""
 
@@ -174,6 +222,7 @@ class _Uncompiled(Optimizer):
 
 FACTORIES: dict[str, Factory] = {
     "muon": _muon,
+    "factory": _of_factory,
     "stable_adamw": _stable_adamw,
     **dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit", "adamw_fp8"), _torchao),
 }

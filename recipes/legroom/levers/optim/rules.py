@@ -2,11 +2,13 @@
 
 import copy
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from legroom import paths
 from legroom.config import Config
 from legroom.levers.compile.rules import gpu_problems
+from legroom.machine import host
 from legroom.options import hooks, menus
 from legroom.options.hooks import STEP, Conflict, Cost, Dimension, Lever
 
@@ -25,6 +27,8 @@ IN_BACKWARD, CLIPPING = "optim.in_backward", "train.max_grad_norm"
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     optim = cfg.optim
+    if optim.kind == "factory":  # whose arguments are its own
+        return {}
     args = {"momentum": optim.momentum} | (optim.args or {})
     entries = {
         "optim": optim.transformers_name,
@@ -36,10 +40,37 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value is not None}
 
 
+def resolve(cfg: Config) -> list[str]:
+    """Makes the path of a factory's file absolute: it lies in a folder of one's own menus, or where the command is
+    typed."""
+    file, colon, name = (cfg.optim.factory or "").rpartition(":")
+    if colon:
+        places = [folder / paths.expanded(file) for folder in (*paths.own_menus(), Path.cwd())]
+        cfg.optim.factory = f"{next((place for place in places if place.is_file()), places[-1])}:{name}"
+    return []
+
+
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """What needs all gradients at once, where each weight is updated in the backward pass; and compiled steps."""
-    found = _in_backward_problems(cfg) if cfg.optim.in_backward else []
+    found = _factory_problems(cfg)
+    found += _in_backward_problems(cfg) if cfg.optim.in_backward else []
     return found + (_compiled_step_problems(cfg) if cfg.optim.compiles_step else [])
+
+
+def _factory_problems(cfg: Config) -> list[str]:
+    """A factory's class that is not there, as far as that is seen without importing it."""
+    option, named = f"optim={cfg.optim.name}", cfg.optim.factory
+    if cfg.optim.kind != "factory":
+        return [f"{option}: factory is for kind: factory, and its kind is {cfg.optim.kind}."] if named else []
+    file, _, name = (named or "").rpartition(":")
+    package = (named or "").partition(".")[0]
+    if not named or not (name if file else "." in named):
+        return [f"{option} needs the class of its optimizer: factory: mine.py:Lion, or factory: package.module.Lion."]
+    if file and not Path(file).is_file():
+        return [f"{option}: factory: {named}, and there is no such file."]
+    if not file and not host.has(package):
+        return [f"{option}: factory: {named}, and the package {package} is not installed."]
+    return []
 
 
 def _compiled_step_problems(cfg: Config) -> list[str]:
