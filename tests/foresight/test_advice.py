@@ -64,7 +64,7 @@ def test_it_keeps_the_mathematics_and_is_what_fit_finds(advised, predicted):
         assert best.config[menu] == again.config[menu] or menu == "batch"
 
 
-@pytest.mark.slow_for("parallelism=zero parallelism.offload=optimizer")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["parallelism=fsdp parallelism.cpu_offload=true", "parallelism=zero parallelism.offload=optimizer"]
 )

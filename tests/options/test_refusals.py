@@ -97,15 +97,6 @@ PARALLELISM = [
         "3 ranks cannot be put into groups of parallelism.stages=2",
     ),
     (
-        "gpu=l4_24gb parallelism=pipeline parallelism.stages=2 ranks=2"
-        " model=gpt2_tiny model.layers=1 accumulation.steps=2",
-        "model.layers=1 cannot be split into 2 parts (parallelism.stages=2)",
-    ),
-    (
-        "gpu=l4_24gb parallelism=pipeline parallelism.stages=2 ranks=2 model=gpt2_tiny model.layers=2",
-        "Type accumulation.steps=2, or parallelism.schedule=gpipe",
-    ),
-    (
         "gpu=l4_24gb parallelism=pipeline parallelism.stages=2 ranks=2 model=gpt2_tiny"
         " model.layers=4 accumulation.steps=3 parallelism.schedule=interleaved",
         "Type accumulation.steps=4, or parallelism.schedule=gpipe",
@@ -129,10 +120,6 @@ BATCH = [
     ),
     ("accumulation=auto batch.effective=8", "Choose accumulation=x4, or leave it out"),
     ("gpu=l4_24gb accumulation=auto", "Type the number of samples, as in batch.effective=64"),
-    (
-        "gpu=l4_24gb accumulation=auto batch.effective=8 accumulation.steps=2",
-        "accumulation=auto chooses accumulation.steps",
-    ),
     ("gpu=l4_24gb accumulation=auto batch.effective=8 parallelism=ddp ranks=2", "Choose batch.per_device yourself"),
     ("batch.per_device=9", "Type batch.per_device=8 or less, or give more data"),
 ]
@@ -141,7 +128,6 @@ LEVERS = [
         "adapter=lora adapter.targets=[]",
         "Type adapter.targets=all-linear, or a list as adapter.targets=[q_proj,v_proj]",
     ),
-    ("gpu=v100_16gb adapter=qlora adapter.bits=8", "Type adapter.bits=4"),
     (
         "optim=adamw optim.in_backward=true accumulation.steps=2 train.max_grad_norm=0",
         "optim.in_backward=true updates the weights in every backward pass",
@@ -150,8 +136,6 @@ LEVERS = [
         "optim=adamw optim.in_backward=true train.max_grad_norm=1",
         "Type train.max_grad_norm=0, or leave optim.in_backward out",
     ),
-    ("optim=paged_adam8bit", "Choose optim=adam8bit"),
-    ("gpu=l4_24gb precision=fp8", "recipe=estimate does not support precision=fp8"),
     ("gpu=l4_24gb precision=fp8 model=gpt2_tiny compile=true", "precision=fp8 is for linear layers"),
     ("precision=fp16", "Choose precision=bf16"),
     ("gpu=v100_16gb precision=bf16", "Choose precision=fp16"),
@@ -174,10 +158,6 @@ LEVERS = [
 ]
 MODEL = [
     (
-        "model.experts=4 model.experts_per_token=5 model=mixtral_tiny",
-        "model.experts_per_token=5 is more than model.experts=4",
-    ),
-    (
         "model.experts=4 model.experts_per_token=2 model.width=68 model=mixtral_tiny",
         "model.width=68: the grouped product of the experts needs multiples of 8",
     ),
@@ -187,7 +167,6 @@ MODEL = [
     ("data.seq_len=65 model.positions=64", "Type data.seq_len=64, or raise model.positions"),
     ("data=source model=bert_tiny", "Choose model=gpt2_tiny or another decoder, or type data.task=masked_lm"),
     ("data.task=classification model.classes=1", "model.classes=1: a classification needs at least 2"),
-    ("model.classes=3 data.task=regression", "model.classes=3 would be ignored: regression has no classes"),
 ]
 DATA = [
     ("eval.enabled=false eval.every_steps=2", "eval.every_steps=2 is not supported with eval.enabled=false"),
@@ -200,7 +179,6 @@ DATA = [
     ("data=text data.path=a.csv data.encoding=utf-9", "Type utf-8, latin-1 or another one"),
     ("data=text data.path=a.jsonl data.mask_share=0.1", "data.mask_share=0.1: for data.task=masked_lm alone"),
     ("data=text data.path=a.jsonl data.whole_words=true", "data.whole_words=True: for data.task=masked_lm alone"),
-    ("data=text data.path=a.txt data.task=chat", "type data=chat"),
     (
         "data=text data.path=a.jsonl data.group_by_length=true data.task=masked_lm",
         "data.group_by_length=true: the rows of data=text are blocks of",
@@ -227,13 +205,8 @@ REST = [
     ("estimate.explain=true", "estimate.explain belongs to recipe=estimate"),
     ("save.merge=true save.final=true", "save.merge=true adds an adapter to the weights"),
     ("save.max_shard_gb=2.5 save.final=false", "Type save.final=true too"),
-    (
-        "gpu=l4_24gb save.merge=true save.final=true adapter=lora parallelism=fsdp ranks=2",
-        "save.merge=true does not go with parallelism=fsdp",
-    ),
     ("train.schedule=constant train.warmup_steps=1", "Choose train.schedule=constant_with_warmup"),
     ("train.schedule=polynomial train.learning_rate=1e-8", "Choose train.schedule=linear"),
-    ("train.max_steps=3 train.epochs=2", "train.max_steps decides how long to train, so train.epochs would be ignored"),
     ("tracker=wandb tracker.mode=odd", "tracker.mode=odd is not one of online"),
     ("tracker=wandb tracker.project=a/b", "tracker.project=a/b cannot be a project's name"),
     ("resume_allow=[data]", "resume_allow is about what a resumed training goes on with"),
