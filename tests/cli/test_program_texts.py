@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 import pytest
 
 from legroom.cli import check, check_levers, console, fit, measure
-from legroom.foresight.programs import check as programs
-from legroom.foresight.programs import process, program_record, script_batch, try_levers
+from legroom.foresight.programs import process
 from legroom.foresight.programs.command import Program
 from legroom.foresight.programs.measure import Measurement
 from legroom.foresight.programs.process import Outcome
@@ -148,54 +146,6 @@ def test_what_makes_no_script_fit_is_no_warning_of_its_record(made, together):
 # --- the whole command ------------------------------------------------------------------------------------------
 
 TRACEBACK = "loading\nTraceback (most recent call last)\n  File x\nValueError: no\n"
-
-
-@pytest.fixture
-def typed(monkeypatch, tmp_path, capsys):
-    """typed(words, runs) -> what `check` prints and returns where the script comes to `runs`, and what it was asked."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print(1)")
-
-    def typed(words: str, *runs: programs.Checked, **replaced: Any) -> dict[str, Any]:
-        asked: dict[str, Any] = {}
-
-        def followed(program, gpus, settings, progress):
-            asked.update(
-                settings=settings, argv=program.argv, gpus=list(gpus), draws=isinstance(progress, check.Progress)
-            )
-            return list(runs)
-
-        def tried(settings, first, _):
-            asked["tried"] = (settings.page, sorted(first.gpus))
-            return Tryout(first.estimates["l4_24gb"], True, [trial("--bf16", 4, 0.05)], trial("--bf16", 4, 0.05))
-
-        def largest(run, settings, flag, _):
-            asked.setdefault("largest", []).append((flag, sorted(run.gpus)))
-            return {name: replaced.get("batch") for name in run.gpus}
-
-        def write(into, found, records):
-            asked["written"] = {
-                name: (made.status, made.program.options, made.program.largest_batch, made.memory.peak_reserved_bytes)
-                for name, made in records.items()
-            }
-            asked["evaluations"] = [
-                made.estimate and made.estimate.evaluation_reserved_bytes for made in records.values()
-            ]
-            asked["levers"] = [made.estimate.levers for made in records.values() if made.estimate is not None]
-            return f"{into.name}/result.json"
-
-        monkeypatch.setattr(programs, "followed", replaced.get("followed", followed))
-        monkeypatch.setattr(programs, "on_cpu", replaced.get("on_cpu"))
-        monkeypatch.setattr(try_levers, "tried", tried)
-        monkeypatch.setattr(script_batch, "largest", largest)
-        monkeypatch.setattr(try_levers, "evaluated", lambda *_: replaced["evaluated"])
-        monkeypatch.setattr(program_record, "prepare", lambda into, names: asked.update(prepared=(into.name, names)))
-        monkeypatch.setattr(program_record, "write", write)
-        code = check.main(words.split())
-        said = capsys.readouterr()
-        return {"code": code, "out": said.out.splitlines(), "err": said.err.splitlines()} | asked
-
-    return typed
 
 
 @pytest.mark.parametrize(

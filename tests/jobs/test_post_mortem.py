@@ -122,6 +122,3 @@ def test_a_rank_that_only_lost_contact_has_the_cause_in_its_record(job):
     own = RankFailed("failed", Error("load", "OSError", "mine", rank=0))
     assert post_mortem.leave_record(job, left, own).error.type == "DistNetworkError", "it says so itself"
     assert post_mortem.leave_record(job, left, OF_RANK_1).error.message == "shapes differ"
-
-
-# --- under a launcher ---------------------------------------------------------------------------------

@@ -66,6 +66,3 @@ def test_what_pages_share_is_written_once_and_mended(tmp_path):
     embed.write_shared(tmp_path)
     assert (whole.read_text(), same_size.read_text()) == (text, script)
     assert (folder / "echarts.min.js").stat().st_mtime_ns == 1000
-
-
-# --- the report of a folder --------------------------------------------------------------------------
