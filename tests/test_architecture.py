@@ -383,7 +383,6 @@ TOUCHED = {
     "test_parts_of_ranks.py: _run",
     "test_program_command.py: _parser",
     "test_program_process.py: _private_bytes",
-    "test_program_texts.py: _find_one",
     "test_saved.py: _AfterImport",
     "test_saved_model.py: _opened",
     "test_step_estimate.py: _trace",
