@@ -368,14 +368,11 @@ TOUCHED = {
     "test_app.py: _estimated",
     "test_app.py: _failed",
     "test_app.py: _is_cached",
-    "test_calibrated.py: _read",
     "test_chat_command.py: _with_adapter",
-    "test_checkpoint_manifest.py: _flush",
     "test_checkpointing.py: _to_host",
     "test_contributing.py: _REGISTRY",
     "test_estimating_machine.py: _find_one",
     "test_evaluation_memory.py: _ask",
-    "test_fit.py: _BUILT",
     "test_fork_server.py: _errors",
     "test_hooks.py: _REGISTRY",
     "test_hooks.py: _complete",
@@ -384,9 +381,7 @@ TOUCHED = {
     "test_program_command.py: _parser",
     "test_program_process.py: _private_bytes",
     "test_saved.py: _AfterImport",
-    "test_saved_model.py: _opened",
     "test_step_estimate.py: _trace",
-    "test_sweep_state.py: _states",
 }
 
 

@@ -151,19 +151,11 @@ def test_another_configuration_gives_other_logits(tied, tmp_path):
         reopened.check(tmp_path, trained, trained.state_dict(), "language_modelling", torch.tensor([1, 2]), False)
 
 
-@pytest.mark.parametrize("more_in", ["trained", "saved"])
-def test_a_weight_that_only_one_of_the_two_has_is_named(tied, monkeypatch, more_in):
+def test_a_weight_that_was_not_saved_is_named(tied):
     model = transformers.LlamaForCausalLM.from_pretrained(tied)
-    weights = model.state_dict()
-    with monkeypatch.context() as patch:
-        if more_in == "trained":
-            weights["extra"] = torch.ones(1)
-        else:
-            opened = transformers.LlamaForCausalLM.from_pretrained(tied)
-            opened.register_buffer("extra", torch.ones(1))
-            patch.setattr(reopened, "_opened", lambda load: opened)
-        with pytest.raises(reopened.SavedWrong, match="another extra than"):
-            reopened.check(tied, model, weights, "language_modelling", None, False)
+    weights = model.state_dict() | {"extra": torch.ones(1)}
+    with pytest.raises(reopened.SavedWrong, match="another extra than"):
+        reopened.check(tied, model, weights, "language_modelling", None, False)
 
 
 @pytest.mark.parametrize("every", [None, 2])

@@ -173,7 +173,6 @@ class Job:
         monkeypatch.setattr(sweep_run.sweeps, "fork_server", lambda: "server")
         monkeypatch.setattr(sweep_run.compose, "menu_folders", lambda _: [])
         monkeypatch.setattr(sweep_run.report, "prepare", lambda: self.seen.append("pictures are prepared"))
-        monkeypatch.setattr(sweep_run, "_states", {})
 
     @contextlib.contextmanager
     def preemptible(self, in_task):

@@ -111,8 +111,10 @@ def test_a_manifest_says_what_every_file_holds(tmp_path):
 def test_what_is_written_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     """Every file, the folder's list of them, then the name, and then the list in which that stands."""
     seen: list[str] = []
-    flush, rename = checkpoint_files._flush, os.rename
-    monkeypatch.setattr(checkpoint_files, "_flush", lambda path: seen.append(path.name) or flush(path))
+    flush, rename = os.fsync, os.rename
+    monkeypatch.setattr(
+        os, "fsync", lambda file: seen.append(Path(f"/proc/self/fd/{file}").readlink().name) or flush(file)
+    )
     monkeypatch.setattr(
         checkpoint_files.os, "rename", lambda a, b: seen.append(f"{a.name} -> {b.name}") or rename(a, b)
     )

@@ -364,10 +364,10 @@ def test_loaded_weights_say_how_many_layers_there_are(tmp_path):
 
 def test_extrapolations_build_the_same_data_once(monkeypatch):
     built = []
-    monkeypatch.setattr(extrapolation, "_BUILT", {})
     monkeypatch.setattr(dataset, "build_data", lambda *asked: built.append(asked) or dataset.Data(*[None] * 5))
     alone, deeper, others = (
-        space.compose_estimate(*tiny(*more))[0] for more in ([], ["model.layers=2", "optim=sgd"], ["train.seed=3"])
+        space.compose_estimate(*tiny(*more))[0]
+        for more in (["train.seed=31"], ["train.seed=31", "model.layers=2", "optim=sgd"], ["train.seed=32"])
     )
     for cfg, count in ((alone, 1), (deeper, 1), (others, 2), (alone, 2)):
         found = extrapolation.build_data(cfg, "language_modelling", 512)

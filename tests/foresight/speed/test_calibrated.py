@@ -12,9 +12,7 @@ from legroom.machine import gpu_specs
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(calibrated.FOLDER, str(tmp_path))
-    calibrated._read.cache_clear()
-    yield tmp_path
-    calibrated._read.cache_clear()
+    return tmp_path
 
 
 def test_a_gpu_that_was_measured_here_has_its_own_values(folder):
