@@ -33,6 +33,10 @@ test-browser: setup  ## the pages in a real browser: installs playwright, and Ch
 	  || { echo "No Chromium: install Debian's (apt install chromium), or see playwright.dev/python/docs/browsers"; exit 1; }
 	$(RUN) -m pytest -q -m browser tests $(ARGS)
 
+test-cuda-build: setup  ## a CUDA build of torch on the emulated GPU: installs it alone into ~/.cache/legroom, 1.5 GB
+	LEGROOM_CUDA_TORCH=$$($(RUN) tests/tools/cuda_build.py) && export LEGROOM_CUDA_TORCH && \
+	$(RUN) -m pytest -q -m cuda_build tests $(ARGS)
+
 check: setup  ## lint, formatting and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -62,4 +66,4 @@ clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all test-browser check check-latest bench image clean
+.PHONY: help setup train test test-all test-browser test-cuda-build check check-latest bench image clean

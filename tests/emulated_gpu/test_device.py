@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ import textwrap
 import pytest
 
 from legroom import emulated_gpu
-from legroom.emulated_gpu import Card
+from legroom.emulated_gpu import Card, build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulated GPU needs Linux")
 
@@ -44,6 +45,16 @@ def free_memory():
     assert cuda.cudaMemGetInfo(byref(free), byref(total)) == 0
     return free.value
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built():
+    """Builds the device before the first test, so that no test waits for it."""
+    try:
+        build.compiler()
+    except emulated_gpu.BuildError as error:
+        pytest.skip(str(error))
+    return emulated_gpu.library(13)
 
 
 @pytest.fixture(scope="session")
@@ -401,8 +412,14 @@ def test_an_unknown_cuda_is_refused():
         emulated_gpu.library(11)
 
 
-def test_no_compiler_is_said_with_what_to_install(monkeypatch, tmp_path):
+@pytest.fixture
+def nothing_built(monkeypatch, tmp_path):
+    """As on a machine where the device was never built, and from a checkout."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "READY", tmp_path / "ready")
+
+
+def test_no_compiler_is_said_with_what_to_install(monkeypatch, nothing_built, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -411,8 +428,16 @@ def test_no_compiler_is_said_with_what_to_install(monkeypatch, tmp_path):
     assert list((tmp_path / "legroom" / "emulated_gpu").iterdir()) == []  # nothing half made is left
 
 
-def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_library_that_came_with_the_package_is_not_built_again(monkeypatch, nothing_built, built):
+    monkeypatch.setenv("CXX", "false")
+    ready = build.READY / build.name_of_build(platform.machine())
+    ready.mkdir(parents=True)
+    (ready / build.LIBRARY).write_bytes((built / build.LIBRARY).read_bytes())
+    folder = emulated_gpu.library(13)
+    assert ctypes.CDLL(str(folder / "libcudart.so.13")).cudaMalloc
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch, nothing_built):
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(emulated_gpu.BuildError, match="false"):
         emulated_gpu.library(13)

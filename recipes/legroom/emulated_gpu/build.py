@@ -36,7 +36,7 @@ def library(cuda_major: int) -> Path:
         raise BuildError(f"There is no emulated GPU for CUDA {cuda_major}: it knows CUDA 12 and 13.")
     if sys.platform != "linux":
         raise BuildError("The emulated GPU needs Linux: run it in a container, or in WSL.")
-    folder = cache_folder() / f"{source_hash()}-{platform.machine()}"
+    folder = cache_folder() / name_of_build(platform.machine())
     if not folder.is_dir():
         make(folder)
     return folder
@@ -47,12 +47,12 @@ def cache_folder() -> Path:
     return Path(base) / "legroom" / "emulated_gpu"
 
 
-def source_hash() -> str:
-    """Changes with the sources, with how they are built, and with the interpreter that `nvidia-smi` is run by."""
-    digest = hashlib.sha256(" ".join([*COMPILE, sys.executable]).encode())
-    for path in [*sorted(SOURCES.iterdir()), PACKAGE / "build.py", PACKAGE / "nvidia_smi.py"]:
+def name_of_build(machine: str) -> str:
+    """Changes with the sources and with how they are built, so that no older library is taken for them."""
+    digest = hashlib.sha256(" ".join(COMPILE).encode())
+    for path in [*sorted(SOURCES.iterdir()), PACKAGE / "nvidia_smi.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return f"{digest.hexdigest()[:16]}-{machine}"
 
 
 def make(folder: Path) -> None:
@@ -61,7 +61,7 @@ def make(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as temporary:
         made = Path(temporary) / "library"
         made.mkdir()
-        ready = READY / platform.machine() / LIBRARY
+        ready = READY / folder.name / LIBRARY
         if ready.is_file():
             shutil.copy2(ready, made / LIBRARY)
         else:
@@ -69,7 +69,7 @@ def make(folder: Path) -> None:
         for name in stand_ins():
             if name != LIBRARY:
                 (made / name).symlink_to(LIBRARY)
-        write_nvidia_smi(made / "bin" / "nvidia-smi")
+        write_nvidia_smi(made / "bin")
         try:
             made.rename(folder)
         except OSError:
@@ -127,7 +127,10 @@ def compiler_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 
-def write_nvidia_smi(path: Path) -> None:
-    path.parent.mkdir()
-    path.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I '{PACKAGE / 'nvidia_smi.py'}' \"$@\"\n")
-    path.chmod(0o755)
+def write_nvidia_smi(folder: Path) -> None:
+    """A command that finds its program beside itself, and an interpreter in the environment that launch.py makes."""
+    folder.mkdir()
+    shutil.copy2(PACKAGE / "nvidia_smi.py", folder / "nvidia_smi.py")
+    command = folder / "nvidia-smi"
+    command.write_text('#!/bin/sh\nexec "${LEGROOM_GPU_PYTHON:-python3}" -I "$(dirname "$0")/nvidia_smi.py" "$@"\n')
+    command.chmod(0o755)

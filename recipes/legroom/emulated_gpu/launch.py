@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from legroom.emulated_gpu.build import LIBRARY, library
@@ -20,6 +21,7 @@ def environment(card: Card, cuda_major: int, base: Mapping[str, str]) -> dict[st
     folder = library(cuda_major)
     result = {name: value for name, value in base.items() if not name.startswith("LEGROOM_GPU_") or _is_setting(name)}
     result |= card.environment()
+    result["LEGROOM_GPU_PYTHON"] = sys.executable  # which runs nvidia-smi
     result.setdefault("LEGROOM_GPU_CUDA_VERSION", str(CUDA_VERSIONS[cuda_major]))
     result["LD_PRELOAD"] = _in_front(str(folder / LIBRARY), base.get("LD_PRELOAD"), ":")
     result["LD_LIBRARY_PATH"] = _in_front(str(folder), base.get("LD_LIBRARY_PATH"), ":")

@@ -293,6 +293,18 @@ struct PciInfo {  // nvmlPciInfo_t
   char bus_id[32];
 };
 
+struct FabricInfo {  // nvmlGpuFabricInfo_t; state 0: not supported
+  unsigned char cluster_uuid[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+};
+
+struct FabricInfoV {  // the beginning of nvmlGpuFabricInfoV_t, the version first
+  unsigned version;
+  FabricInfo info;
+};
+
 struct ProcessInfoV1 {  // nvmlProcessInfo_v1_t
   unsigned pid;
   unsigned long long used_bytes;

@@ -14,6 +14,7 @@
 #include "card.h"
 #include "launches.h"
 #include "memory_pools.h"
+#include "nccl.h"
 
 namespace emulated {
 namespace {
@@ -65,13 +66,16 @@ typename Map::iterator holding(Map& map, uintptr_t address, Size size_of) {
   return address < next->first + size_of(next->second) ? next : map.end();
 }
 
-// For how many launches a small copy is remembered. A kernel that writes over it is not seen, so it is not kept long.
+// For how many launches a small copy is remembered. A kernel that writes over it is not seen, nor that torch's allocator
+// hands the memory to another tensor, so it is not kept for long: long enough to be read at once, and, where there are
+// ranks, for torch.distributed to compare sizes, one rank after the other, before it sends what they belong to.
 uint64_t remembered_launches() {
-  static const uint64_t launches = [] {
+  static const long long chosen = [] {
     const char* value = getenv("LEGROOM_GPU_REMEMBERED_LAUNCHES");
-    return value && *value ? static_cast<uint64_t>(atoll(value)) : 64;
+    return value && *value ? atoll(value) : -1;
   }();
-  return launches;
+  if (chosen >= 0) return static_cast<uint64_t>(chosen);
+  return 4 + 4 * static_cast<uint64_t>(largest_communicator());
 }
 
 void forget(uintptr_t address, size_t bytes) {

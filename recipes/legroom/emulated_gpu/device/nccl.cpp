@@ -1,6 +1,10 @@
 // NCCL: collectives of ranks that are not there. What is known of the values that a rank hands in (see memory.h) comes
 // out as if every rank had handed in the same, so that the checks with which DDP, FSDP and DeepSpeed make sure that
 // ranks agree are passed; all else is not known afterwards either.
+#include "nccl.h"
+
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -18,6 +22,8 @@ struct Communicator {
   int rank = 0;
   int device = 0;
 };
+
+std::atomic<int> most_ranks{0};
 
 // ncclDataType_t
 enum Type { kInt8, kUint8, kInt32, kUint32, kInt64, kUint64, kHalf, kFloat, kDouble, kBfloat16, kFloat8a, kFloat8b };
@@ -173,6 +179,7 @@ int make(void** handle, int ranks, int rank) {
   made->ranks = ranks;
   made->rank = rank;
   made->device = current_device();
+  most_ranks = std::max(most_ranks.load(), ranks);
   *handle = made;
   log("communicator of %d ranks, rank %d", ranks, rank);
   return 0;
@@ -185,6 +192,9 @@ struct UniqueId {  // ncclUniqueId
 };
 
 }  // namespace
+
+int largest_communicator() { return most_ranks; }
+
 }  // namespace emulated
 
 using namespace emulated;
@@ -210,7 +220,9 @@ PUBLIC int ncclCommInitAll(void** made, int count, const int*) {
   for (int rank = 0; rank < count; rank++) make(&made[rank], count, rank);
   return 0;
 }
-// How many other ranks have the same colour is not known to one rank alone: the parent's number stands for it.
+// How many other ranks have the same colour is not known to one rank alone: the parent's number stands for it, which is
+// wrong for parts of it. torch splits only where init_process_group was given a device_id; without, it makes each group's
+// communicator anew, and says how many ranks it has.
 PUBLIC int ncclCommSplit(void* parent, int color, int, void** made, void*) {
   constexpr int kNoColor = -1;
   *made = nullptr;

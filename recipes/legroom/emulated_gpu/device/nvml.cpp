@@ -241,6 +241,17 @@ PUBLIC int nvmlDeviceGetPcieThroughput(void*, int, unsigned* kib_per_second) { r
 PUBLIC int nvmlDeviceGetMaxMigDeviceCount(void*, unsigned* count) { return put(count, 0); }
 PUBLIC int nvmlDeviceIsMigDeviceHandle(void*, unsigned* is_mig) { return put(is_mig, 0); }
 PUBLIC int nvmlDeviceGetTopologyCommonAncestor(void*, void*, int* level) { return put(level, 0); }
+// Cards that NVSwitches join into a fabric over machines; these are in none.
+PUBLIC int nvmlDeviceGetGpuFabricInfo(void*, nvml::FabricInfo* info) {
+  *info = nvml::FabricInfo{};
+  info->status = nvml::kNotSupported;
+  return nvml::kSuccess;
+}
+PUBLIC int nvmlDeviceGetGpuFabricInfoV(void*, nvml::FabricInfoV* info) {
+  info->info = nvml::FabricInfo{};
+  info->info.status = nvml::kNotSupported;
+  return nvml::kSuccess;
+}
 PUBLIC int nvmlDeviceGetNvLinkState(void*, unsigned, unsigned* active) { return put(active, 0); }
 PUBLIC int nvmlDeviceGetP2PStatus(void*, void*, int, int* status) {
   constexpr int kOk = 0, kGpuNotSupported = 2;

@@ -1,7 +1,7 @@
 // The driver's virtual memory, by which torch's expandable segments grow: ranges of addresses on the one hand, physical
 // memory on the other, and mappings between them. Physical memory takes capacity from its creation until it is released
 // and no longer mapped.
-#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -118,7 +118,7 @@ PUBLIC int cuMemExportToShareableHandle(int* file, Physical* handle, int type, u
   constexpr int kFileDescriptor = 1;
   if (type != kFileDescriptor) return cuda::kNotSupported;
   Exported exported = {handle->bytes, handle->card};
-  *file = memfd_create("legroom emulated gpu", 0);
+  *file = static_cast<int>(syscall(SYS_memfd_create, "legroom emulated gpu", 0));
   bool written = *file >= 0 && write(*file, &exported, sizeof exported) == sizeof exported;
   return written ? cuda::kSuccess : cuda::kInvalidValue;
 }
