@@ -25,7 +25,7 @@ test: setup  ## run the tests without the long ones, in two processes
 	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 test-all: setup  ## run the long tests too: every pair of options, many kills, every launcher
-	$(RUN) -m pytest -q -n 2 --dist loadfile -m "" $(ARGS)
+	$(RUN) -m pytest -q -n 2 --dist loadfile -m "not slurm" $(ARGS)
 
 test-browser: setup  ## the pages in a real browser: installs playwright, and Chromium where there is none
 	@$(RUN) -c "import playwright" 2>/dev/null || $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
@@ -36,6 +36,9 @@ test-browser: setup  ## the pages in a real browser: installs playwright, and Ch
 test-cuda-build: setup  ## a CUDA build of torch on the emulated GPU: installs it alone into ~/.cache/legroom, 1.5 GB
 	LEGROOM_CUDA_TORCH=$$($(RUN) tests/tools/cuda_build.py) && export LEGROOM_CUDA_TORCH && \
 	$(RUN) -m pytest -q -m cuda_build tests $(ARGS)
+
+test-slurm: setup  ## on a SLURM of this machine, as root: apt-get install slurm-wlm munge. About ten minutes
+	$(RUN) -m pytest -q -m slurm tests/jobs/test_slurm.py $(ARGS)
 
 check: setup  ## lint, formatting and types
 	$(RUN) -m ruff check .
@@ -66,4 +69,4 @@ clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all test-browser test-cuda-build check check-latest bench image clean
+.PHONY: help setup train test test-all test-browser test-cuda-build test-slurm check check-latest bench image clean

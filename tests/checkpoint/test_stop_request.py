@@ -1,21 +1,77 @@
-"""Who hears a signal that asks a run to stop, and what is said to it."""
+"""Who answers a signal that asks a run to stop."""
 
+import os
+import signal
 import threading
 
-from legroom.checkpoint.stop_request import StopRequest
+import pytest
+
+from legroom.checkpoint.stop_request import StopNow, StopRequest
+from legroom.machine import signals
+
+NUMBERS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 
-def test_the_main_thread_alone_listens():
-    heard = {}
+@pytest.fixture
+def mask():
+    """The signals of a cluster as they were: a worker has them blocked for good."""
+    before, handlers = signal.pthread_sigmask(signal.SIG_BLOCK, []), [signal.getsignal(each) for each in NUMBERS]
+    yield
+    while signals.take_pending():
+        pass
+    for number, handler in zip(NUMBERS, handlers):
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def listen(name, enabled):
-        stop = StopRequest()
-        with stop.listening(enabled):
-            heard[name] = stop.listens
 
-    listen("main", True)
-    listen("main, not enabled", False)
-    thread = threading.Thread(target=listen, args=("another", False))
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_worker_looks_for_a_signal_after_a_step(mask, number):
+    stop = StopRequest()
+    stop.look()
+    os.kill(os.getpid(), number)
+    assert not stop.to_stop and stop.asked() and stop.asked() and stop.signal == signal.Signals(number).name
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_after_the_last_step_a_signal_ends_what_a_worker_does(mask, number):
+    stop = StopRequest()
+    stop.look()
+    stop.stop_at_once()
+    with pytest.raises(StopNow):
+        os.kill(os.getpid(), number)
+        threading.Event().wait(10)
+    os.kill(os.getpid(), number)  # a second one does not end what the first one asks for
+    stop.stop_later()
+    os.kill(os.getpid(), number)
+    assert stop.asked()
+
+
+def test_the_main_thread_alone_has_handlers():
+    def handler(found):
+        with StopRequest().listening():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    before, found = signal.getsignal(signal.SIGTERM), []
+    handler(found)
+    thread = threading.Thread(target=handler, args=(found,))
     thread.start()
     thread.join()
-    assert heard == {"main": True, "main, not enabled": False, "another": False}
+    assert isinstance(found[0], StopRequest) and found[1] == before == signal.getsignal(signal.SIGTERM)
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        stop = StopRequest()
+        with stop.listening():
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert not stop.to_stop
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_in_a_task_of_submitit_its_signal_keeps_its_handler(monkeypatch):
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    before = signal.getsignal(signal.SIGUSR2)
+    with StopRequest().listening():
+        assert signal.getsignal(signal.SIGUSR2) == before and signal.getsignal(signal.SIGTERM) != before

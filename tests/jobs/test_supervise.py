@@ -160,6 +160,7 @@ def test_a_loss_that_is_no_number_is_null_and_a_warning(train):
         "optim.momentum=0",
         "train.max_grad_norm=0",
         "train.learning_rate=1e30",
+        "train.on_nan=continue",
         "train.max_steps=4",
         "eval.enabled=false",
     )

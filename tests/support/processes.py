@@ -40,3 +40,11 @@ def children_with(process_id: int, text: str, *, recursive: bool = False) -> lis
             if text in " ".join(child.cmdline()):
                 found.append(child)
     return found
+
+
+def signal_all(process_id: int, number: int) -> None:
+    """Send a signal to a process and all below it, as SLURM does to a job."""
+    process = psutil.Process(process_id)
+    for each in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            each.send_signal(number)

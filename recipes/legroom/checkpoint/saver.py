@@ -105,13 +105,13 @@ class Saver:
         """
         suspects = self.divergence is not None and self.divergence.suspects()
         if not collectives.is_distributed():
-            return self.stop.to_stop, suspects
+            return self.stop.asked(), suspects
         listens, looks = self.cfg.save.on_signal, self.divergence is not None and self.divergence.stops
         if not listens and not looks:
-            return self.stop.to_stop, False
+            return False, False
         stop, suspects_before = self._asked() if self._asked is not None else (False, False)
-        self._asked = None if stop else collectives.any_rank(self.stop.to_stop, suspects)
-        return stop if listens else self.stop.to_stop, suspects_before
+        self._asked = None if stop else collectives.any_rank(listens and self.stop.asked(), suspects)
+        return stop, suspects_before
 
     def stop_if_asked(self) -> None:
         """Between two parts of what follows the training: raises StopNow on all ranks if a signal has reached any.

@@ -14,7 +14,7 @@ import legroom
 from legroom import invocation, levers
 from legroom.cli.exit_codes import INTERRUPTED, REFUSED
 from legroom.errors import Refusal
-from legroom.machine import requirements
+from legroom.machine import requirements, signals
 
 # Name -> (the module whose `main` takes the arguments and returns the exit code, what it does).
 COMMANDS = {
@@ -56,7 +56,7 @@ def script(name: str) -> int:
 def run(name: str, arguments: list[str]) -> int:
     """Run a command. Returns its exit code; 130 where Ctrl-C or a signal ended it before it had started a job."""
     _open_streams()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for number in (*signals.OF_CLUSTERS, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP on purpose
             signal.signal(number, _stop)
     if name == "estimate":
@@ -99,9 +99,9 @@ def _open_streams() -> None:
             )
 
 
-def _stop(*_) -> None:
-    """SIGTERM, SIGUSR1 (a cluster, `timeout`) and SIGHUP (a closed terminal) end a run as Ctrl-C does."""
-    raise KeyboardInterrupt
+def _stop(number: int, _) -> None:
+    """A cluster's signals (`timeout` sends SIGTERM) and SIGHUP (a closed terminal) end a command as Ctrl-C does."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _help() -> str:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from legroom import invocation, levers, paths
-from legroom.cli import argv, console, exit_codes, flags, single_run, submitit_jobs, sweep_run
+from legroom.cli import argv, console, exit_codes, flags, joblib_jobs, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
 from legroom.cli.exit_codes import REFUSED
 from legroom.errors import Refusal
@@ -54,17 +54,19 @@ def _run(conf: Path) -> int:
         return _refuse(_sweep_under_launcher(rank_info))
     sys.argv[1:] = argv.expand_argv(sys.argv[1:], rank_info)
     statuses: list[str] = []  # of the jobs that this process has run
+    preempted: list[int] = []  # launch.preempted_exit_code of a single run
     sweep, folder = sweeps.new(), argv.sweep_folder(sys.argv[1:])
     if folder is not None and not any(argument.startswith("hydra/launcher=") for argument in sys.argv[1:]):
         sweeps.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
     try:
         with (
             submitit_jobs.followed(sweep, folder),
+            joblib_jobs.stoppable(sweep, folder),
             hydra_private.flags_decide_the_mode(),
             hydra_refused_code_private.checked(_check_sweep),
             console.one_line_warnings(),
         ):
-            _hydra_main(conf, sweep, statuses)()
+            _hydra_main(conf, sweep, statuses, preempted)()
     except KeyboardInterrupt:  # before a job, or between two
         statuses.append("interrupted")
     except Refusal as refusal:
@@ -83,7 +85,7 @@ def _run(conf: Path) -> int:
             statuses.append("failed")
     if folder is not None:
         return sweep_run.conclude(sweep, folder, statuses)
-    return exit_codes.OF_STATUS.get(statuses[-1], 1) if statuses else 0
+    return exit_codes.of(statuses[-1], preempted[-1] if preempted else 0) if statuses else 0
 
 
 def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
@@ -112,8 +114,9 @@ def _check_sweep(hydra_config: DictConfig) -> None:
         raise Refusal("\n".join(problems))
 
 
-def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str]) -> Callable[[], None]:
-    """Hydra's main function: composes the configuration of each job and runs it. Appends to the statuses."""
+def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str], preempted: list[int]) -> Callable[[], None]:
+    """Hydra's main function: composes the configuration of each job and runs it. Appends to the statuses, and for a
+    single run to the exit codes of one that is preempted."""
 
     @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
     def job(composed: DictConfig) -> str | float:
@@ -129,6 +132,8 @@ def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str]) -> Callabl
                 return number  # to the sweeper
         else:
             statuses.append(single_run.run_alone(composed, hydra_config))
+            if current_rank().is_main:  # a launcher ends all ranks where one fails: rank 0 may still write
+                preempted.append(composed.launch.preempted_exit_code)
         return statuses[-1]
 
     return job

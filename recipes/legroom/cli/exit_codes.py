@@ -9,3 +9,8 @@ OF_STATUS = {
     "diverged": DIVERGED,
     "interrupted": INTERRUPTED,
 }
+
+
+def of(status: str, preempted: int = 0) -> int:
+    """The exit code of a run. preempted: launch.preempted_exit_code."""
+    return preempted if status == "preempted" else OF_STATUS.get(status, 1)

@@ -37,6 +37,7 @@ FINAL = {"ok", "oom", "diverged", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "diverged", "preempted"}
 FROM_OUTSIDE = {"preempted", "interrupted", "killed", "timeout"}  # how a job ended that goes on from its checkpoints
 JOBS_FOLDER = ".jobs"
+STOPPED_FILE = "stopped"  # beside the notes of a command's jobs, once a signal has asked the command to stop
 WATCH_SECONDS = 0.5  # between two looks at the command from a process of its jobs
 # The statuses that only notes have, and no record:
 INVALID = "invalid"  # the command line has a key that does not exist, so no job is run
@@ -96,6 +97,16 @@ class Sweep:
             with contextlib.suppress(OSError):  # just replaced, on another machine
                 notes.append(json.loads(path.read_text()))
         return sorted(notes, key=lambda note: note["job"])
+
+    def stop(self, folder: Path) -> None:
+        """Let no further job of this command begin, in whatever process."""
+        notes_folder = Path(folder, JOBS_FOLDER, self.name)
+        notes_folder.mkdir(parents=True, exist_ok=True)
+        (notes_folder / STOPPED_FILE).touch()
+
+    def is_stopped(self, folder: Path) -> bool:
+        """Whether `stop` was called."""
+        return Path(folder, JOBS_FOLDER, self.name, STOPPED_FILE).exists()
 
     def command_runs(self) -> bool:
         """Whether the process that waits for the jobs is alive. To be called on the machine of that process."""

@@ -36,6 +36,8 @@ def run_in_sweep(
     number, in_task = int(hydra_config.job.num), submitit_jobs.enter(sweep)
     if not in_task:
         sweeps.end_with_command(sweep)
+        if sweep.is_stopped(folder):
+            return "preempted", None
     try:
         cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
     except OmegaConfBaseException as error:
@@ -120,6 +122,7 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     ended = {job["status"] for job in jobs} | ({"failed"} if "failed" in statuses else set())
     if sweeps.INVALID in ended:
         return exit_codes.REFUSED
+    records: list[Record] = []
     if jobs:
         try:
             with run_lock.hold(folder, wait=True):  # another sweep in this folder may write the same files
@@ -145,11 +148,16 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     for job in without_result:
         if job["status"] != "refused":  # their reasons stand under the table
             console.say(f"{job['status']}: {folder / job['key']}")
+    if sweep.is_stopped(folder):
+        statuses = [*statuses, "preempted"]  # of jobs in other processes
     if {"interrupted", "preempted"} & set(statuses) or any(j["status"] not in sweeps.FINAL for j in without_result):
         console.say(f"The same command with hydra.sweep.dir={folder} runs what is missing.")
     if "interrupted" in statuses:
         return exit_codes.INTERRUPTED
-    return 0 if ended <= sweeps.SUCCESS else 1
+    if not ended <= sweeps.SUCCESS:
+        return 1
+    codes = [each.config["launch"].get("preempted_exit_code") or 0 for each in records if each.status == "preempted"]
+    return max(codes, default=0)
 
 
 def _saves_no_model(sweep: sweeps.Sweep, records: list[Record]) -> bool:

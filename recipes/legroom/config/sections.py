@@ -61,6 +61,7 @@ class Launch:
     timeout_seconds: float | None = at_least(0)
     memory_limit_gib: float | None = at_least(0, identity=(RUN, LABEL))
     oversubscribe: bool = UNSET
+    preempted_exit_code: int = key(minimum=0, below=256)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from legroom.data import collate, rows
 from legroom.data.dataset import Data
 from legroom.data.masking import Masking
+from legroom.machine import signals
 
 
 def batch_loader(data: Data, part: Any, args: TrainingArguments, batch: int, shuffle: bool) -> BatchLoader:
@@ -186,7 +187,9 @@ class BatchLoader:
     def _timed(self) -> Iterator[dict[str, torch.Tensor]]:
         """The loader's batches. The start of its workers counts as well."""
         began = time.perf_counter()
-        for tensors in self._loader:
+        with signals.blocked():  # in the loader's workers, which a cluster's signal would end
+            batches = iter(self._loader)
+        for tensors in batches:
             self.waited_seconds += time.perf_counter() - began
             yield tensors
             began = time.perf_counter()

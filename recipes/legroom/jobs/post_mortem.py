@@ -29,12 +29,14 @@ class WorkerExit:
 
     reason: exited, interrupted, preempted or timeout. code: its exit code, negative for a signal.
     phase: the last phase that it entered. out_of_memory: the kernel killed processes for memory while it ran.
+    signal: the name of the signal that asked its parent to stop; None for Ctrl-C.
     """
 
     reason: str
     code: int
     phase: str
     out_of_memory: bool
+    signal: str | None = None
 
 
 class UnwrittenRecord(OSError):
@@ -67,6 +69,13 @@ def leave_record(
 
 def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, outcome: Record | None) -> Record:
     """What `leave_record` leaves. outcome: the worker's own record, which is changed, or None."""
+    if (
+        worker.reason == "preempted"
+        and outcome is not None
+        and outcome.status == "failed"
+        and not outcome.training.steps
+    ):
+        outcome = None  # it lost contact with ranks that were ended before their first step
     if cause is not None and cause.error.rank == 0 and not job.rank_info.launched:
         cause = None  # the worker's own record says so already
     if outcome is None:
@@ -74,6 +83,10 @@ def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, ou
         if worker.phase != "load":  # while it loads, steps.jsonl is that of an earlier attempt
             outcome.training = _steps_written(Path(job.folder or ""))
         outcome.status, outcome.error = _explain(job, worker)
+        if outcome.status == "preempted" and not outcome.training.steps:
+            outcome.warnings.append(
+                f"ended by {worker.signal or 'a signal'} before the first step: nothing was trained."
+            )
         if cause is not None and outcome.status != "oom":
             outcome.status, outcome.error = cause.status, cause.error
     elif outcome.status == "ok":
@@ -84,6 +97,8 @@ def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, ou
         what = f"rank {cause.error.rank}: {cause.error.message}" if cause else f"the worker: {exit_text(worker.code)}"
         outcome.warnings.append(f"{what}, while memory was counted; the training had ended.")
     elif cause is None:
+        if worker.signal is not None and outcome.status == "interrupted" and outcome.error is not None:
+            outcome.error = _ended_by(worker.signal, outcome.error.phase)  # the worker was sent SIGINT
         return outcome
     else:  # rank 0 lost contact with the rank that failed
         outcome.status, outcome.error = cause.status, cause.error
@@ -95,6 +110,8 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
     doing = DOING.get(worker.phase, "while it trained")
     phase = {"train": "forward", "count": "step"}.get(worker.phase, worker.phase)  # nothing more precise is known
     if worker.reason == "interrupted":
+        if worker.signal is not None:
+            return "interrupted", _ended_by(worker.signal, phase)
         return "interrupted", Error(phase, "KeyboardInterrupt", "stopped by the user")
     if worker.reason == "preempted":
         return "preempted", None
@@ -116,6 +133,10 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
         return "killed", Error(phase, "Killed", exit_text(worker.code))
     hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."
     return "failed", Error(phase, "WorkerDied", f"{exit_text(worker.code)}, and no record", hint)
+
+
+def _ended_by(name: str, phase: str) -> Error:
+    return Error(phase, name, f"ended by {name}")
 
 
 def _end_of_log(job: launch.Job) -> str:

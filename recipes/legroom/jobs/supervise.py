@@ -54,7 +54,9 @@ class Supervisor:
     def __init__(self, job: launch.Job, on_message: Callable[[Message], None]):
         self.job = job
         self.workers: list[launch.Running] = []
-        self.phase = "load"  # the last phase that rank 0 entered
+        self.phases: dict[int, str] = {}  # the last phase that each rank entered
+        config = job.record.config  # an estimate has nothing to save
+        self.saves_on_signal = config["save"]["on_signal"] and job.record.recipe != "estimate"
         self.failures: list[RankFailed] = []  # in the order of arrival
         self.unwritten: Record | None = None  # the record that rank 0 could not write
         self._closed_at: dict[int, float] = {}  # time.monotonic() by rank, of workers that closed their pipe
@@ -62,15 +64,16 @@ class Supervisor:
         self._stop = stop_request.StopRequest()
 
     def run_workers(self, source: fork_client.ForkServer | None) -> str:
-        """Start the workers and watch them. Returns 'exited', 'timeout' or 'interrupted'."""
+        """Start the workers and watch them. Returns 'exited', 'timeout', 'interrupted' or 'preempted'."""
         config = self.job.record.config
         limit_seconds = config["launch"]["timeout_seconds"]
         try:
-            with self._stop.listening(config["save"]["on_signal"]):
+            with self._stop.listening():
                 deadline = time.monotonic() + limit_seconds if limit_seconds else None
                 self._start_workers(source)
                 return self._watch(deadline, forward_stop=True)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:  # Ctrl-C, or a signal before `listening`, whose name it has
+            self._stop.signal = error.args[0] if error.args else None
             return "interrupted"
         except TimeoutError:  # the source of workers hangs
             return "timeout"
@@ -101,9 +104,9 @@ class Supervisor:
         exit_codes = {rank: code for rank, code in polled.items() if code is not None}
         for worker in self.workers:
             _end(worker)
-        if self._stop.to_stop and reason == "exited" and -signal.SIGTERM in exit_codes.values():
-            reason, self.failures = "preempted", []  # SIGTERM arrived before the worker installed its handler
-        if _launcher_is_gone() and not self._stop.listens:
+        if self._stop.to_stop and reason == "exited" and self._only_lost_contact():
+            reason, self.failures = "preempted", []  # ranks of other supervisors were ended before their first step
+        if _launcher_is_gone() and not self.saves_on_signal:
             self.failures = [_launcher_killed(f) if f.lost_contact else f for f in self.failures]
         cause = find_cause(self.failures, exit_codes) if reason == "exited" or self.failures else None
         code = 0
@@ -113,13 +116,16 @@ class Supervisor:
         if not self.job.rank_info.is_main:
             return self._nonzero_rank_record(reason, code, cause)
         out_of_memory = code < 0 and post_mortem.kernel_kills() > kernel_kills
-        worker = WorkerExit(reason, code, self.phase, out_of_memory)
+        worker = WorkerExit(reason, code, self.phase, out_of_memory, self._stop.signal)
         return post_mortem.leave_record(self.job, worker, cause, self.unwritten)
 
     def _nonzero_rank_record(self, reason: str, code: int, cause: RankFailed | None) -> Record:
         """How a rank other than 0 ended, under a launcher. Published here if the worker could not do so itself."""
         outcome = self.job.record
-        outcome.status = "interrupted" if reason == "interrupted" else "ok" if code == 0 else "failed"
+        if reason in ("interrupted", "preempted"):
+            outcome.status = reason
+        else:
+            outcome.status = "ok" if code == 0 else "failed"
         if cause is not None:
             outcome.status, outcome.error = cause.status, cause.error
             if not self.failures:  # the worker died before it could publish its failure
@@ -130,24 +136,27 @@ class Supervisor:
         """Receive messages until all workers have exited.
 
         Returns 'exited', 'timeout' at the deadline (time.monotonic()), or 'interrupted' if the launcher was killed and
-        the job saves on no signal. With forward_stop, a request to stop is forwarded to the workers as SIGTERM; it
-        interrupts an estimate, which has nothing to save.
+        the job saves on no signal. With forward_stop, a request to stop is forwarded to the workers as SIGTERM once all
+        of them train. Before, nothing has been trained that could be saved, and 'preempted' is returned at once; a job
+        that saves on no signal, as an estimate, is 'interrupted'.
         Once one rank has failed, the others get GRACE_SECONDS of the failure store: they may still report an error, or
         wait for the failed rank forever.
         """
         forwarded, grace_end = False, None
         while True:
             if forward_stop and _launcher_is_gone():  # nothing else would end its ranks
-                if not self._stop.listens:
+                if not self.saves_on_signal:
                     return "interrupted"
                 self._stop.to_stop = True
             if forward_stop and self._stop.to_stop and not forwarded:
-                if self.job.record.recipe == "estimate":
+                if not self.saves_on_signal:
                     return "interrupted"
+                if self._is_loading():
+                    return "preempted"
                 forwarded = True
                 self._signal_workers(signal.SIGTERM)
-                if self.phase in ("load", "train"):  # a later one is left at once
-                    self._handle(Shown(STOPPING.format(os.getpid())))
+                if self.phase == "train":  # a later one is left at once
+                    self._on_message(Shown(STOPPING.format(os.getpid())))
             now = time.monotonic()
             if deadline is not None and now > deadline:
                 return "timeout"
@@ -161,6 +170,19 @@ class Supervisor:
             if grace_end is not None and now > grace_end and self._another_rank_failed():
                 return "exited"
             self._wait_for_message(running)
+
+    @property
+    def phase(self) -> str:
+        """The last phase that the worker entered, of several that of rank 0."""
+        return self.phases.get(self.workers[0].rank_info.rank if self.workers else 0, "load")
+
+    def _is_loading(self) -> bool:
+        """Whether some rank has not come to its first step, so that no rank has taken one."""
+        return any(self.phases.get(worker.rank_info.rank, "load") == "load" for worker in self.workers)
+
+    def _only_lost_contact(self) -> bool:
+        """Whether the workers only saw that ranks of another supervisor had ended."""
+        return bool(self.failures) and all(failure.lost_contact for failure in self.failures)
 
     def _has_ended(self, worker: launch.Running) -> bool:
         """Whether a worker has exited, or closed its pipe EXIT_SECONDS ago."""
@@ -177,7 +199,7 @@ class Supervisor:
         workers = {worker.pipe: worker for worker in running}
         for pipe in wait(list(workers), timeout=POLL_SECONDS):
             try:
-                self._handle(pipe.recv())  # type: ignore[union-attr]  (`wait` returns what it was given)
+                self._handle(pipe.recv(), workers[pipe].rank_info.rank)  # type: ignore[union-attr,index]  (of `workers`)
             except (EOFError, OSError):  # the worker closed its end, maybe inside a message: it is about to exit
                 worker = workers[pipe]  # type: ignore[index]
                 self._closed_at.setdefault(worker.rank_info.rank, time.monotonic())
@@ -189,9 +211,10 @@ class Supervisor:
         for worker in self.workers:
             with contextlib.suppress(EOFError, OSError):
                 while worker.pipe.poll(0):
-                    self._handle(worker.pipe.recv())
+                    self._handle(worker.pipe.recv(), worker.rank_info.rank)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: Message, rank: int) -> None:
+        """Takes a message of a rank. What others than the first say of their phases is for this class alone."""
         if isinstance(message, RankFailed):
             self.failures.append(message)
             return
@@ -199,7 +222,9 @@ class Supervisor:
             self.unwritten = message.record
             return
         if isinstance(message, PhaseStarted):
-            self.phase = message.phase
+            self.phases[rank] = message.phase
+            if rank != self.workers[0].rank_info.rank:
+                return
         with contextlib.suppress(OSError):  # a terminal that is gone (`2>&1 | head`) is no reason to stop
             self._on_message(message)
 

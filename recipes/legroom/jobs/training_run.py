@@ -159,8 +159,8 @@ class TrainingRun:
         )
         self.step_log.waited = lambda: loop.loader.waited_seconds
         self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start, prints)
-        self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
         self.said_before = self._generated()
+        self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
         transformers.set_seed(cfg.train.seed)  # both recipes draw the same random numbers from here on
         try:
             args, data = self.training.args, self.training.data
@@ -225,7 +225,7 @@ class TrainingRun:
             self.saver.after_stop(steps)
             return False
         finally:
-            self.stop.at_once = False  # what comes after this is short
+            self.stop.stop_later()  # what comes after this is short
             self.record.speed.save_seconds = self.saver.seconds or None
             saver.write_card(self.record, self.folder, data, self.progress.warn)
         return True

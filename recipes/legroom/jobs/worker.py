@@ -23,7 +23,7 @@ from legroom.machine import host, worker_environment
 from legroom.ranks import failure_store
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record_file
-from legroom.records.messages import Message, Progress, RankFailed, RecordUnwritten
+from legroom.records.messages import Message, PhaseStarted, Progress, RankFailed, RecordUnwritten
 
 Send = Callable[[Message], None]
 
@@ -42,7 +42,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
     cfg = host.configuration(job.record.config)
     levers.load_rules()
     send = _sender(pipe)
-    progress = Progress(send if job.rank_info.is_main else lambda _: None, job.record)
+    progress = Progress(send if job.rank_info.is_main else _phases_alone(send), job.record)
     code = 0
     try:
         run(cfg, job, progress, listener)
@@ -75,7 +75,7 @@ def run(cfg: Config, job: launch.Job, progress: Progress, listener: int | None =
         rank_info = RankInfo()
     stop = stop_request.StopRequest()
     if cfg.save.on_signal:
-        stop.listen()
+        stop.look()
     worker_environment.prepare(cfg, rank_info)
     progress.enter("load", "loading libraries")
     from legroom.training import preload
@@ -101,6 +101,16 @@ def _sender(pipe: Connection) -> Send:
             pipe.send(message)
 
     return send
+
+
+def _phases_alone(send: Send) -> Send:
+    """Of a rank other than 0 its supervisor hears the phases, by which it knows what a signal interrupts."""
+
+    def send_phases(message: Message) -> None:
+        if isinstance(message, PhaseStarted):
+            send(message)
+
+    return send_phases
 
 
 def _end_with_parent(pipe: Connection) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from legroom import paths
+from legroom.machine import signals
 
 UNWATCHED = -1000  # in place of an exit code: what waited for the process was killed, and the process is ended, too
 
@@ -15,17 +16,19 @@ UNWATCHED = -1000  # in place of an exit code: what waited for the process was k
 def start_python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
     """Run code in a new interpreter that inherits a socket, whose descriptor is its first argument.
 
-    The process has a session of its own, so that Ctrl-C reaches only this one. streams: stdout and stderr, for Popen.
+    The process has a session of its own, so that Ctrl-C reaches only this one, and a cluster's signals are blocked in
+    it, which this one answers. streams: stdout and stderr, for Popen.
     """
     # -P: the folder in which the user works is not on the module path, where its files could shadow modules.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", code, str(channel.fileno())],
-        pass_fds=[channel.fileno()],
-        env=os.environ | {"PYTHONPATH": python_path()},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        **streams,
-    )
+    with signals.blocked():
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", code, str(channel.fileno())],
+            pass_fds=[channel.fileno()],
+            env=os.environ | {"PYTHONPATH": python_path()},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **streams,
+        )
 
 
 def exit_text(code: int) -> str:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from submitit import Job
 
 
+# One task of a job that dies ends all, on every node: the others would wait for it until the time limit.
+SRUN_ARGUMENTS = ("--kill-on-bad-exit=1",)
+
+
 def jobs_wrapped(wrap: Callable[[Callable, tuple], list]) -> contextlib.AbstractContextManager[None]:
     """Call wrap(start, rows) in place of `Executor.map_array`; start() submits the jobs.
 
@@ -25,6 +29,9 @@ def jobs_wrapped(wrap: Callable[[Callable, tuple], list]) -> contextlib.Abstract
     map_array = Executor.map_array
 
     def wrapped(executor, function, *rows):
+        if getattr(executor, "cluster", None) == "slurm":
+            typed = executor._executor.parameters.get("srun_args") or []
+            executor.update_parameters(slurm_srun_args=[*SRUN_ARGUMENTS, *typed])
         return wrap(lambda: map_array(executor, function, *rows), rows)
 
     return patched(Executor, map_array=wrapped)
