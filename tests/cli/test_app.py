@@ -248,6 +248,13 @@ def request_(server):
     return request_
 
 
+@pytest.mark.parametrize("length", ["\u00b2", "9" * 5000, "-1", "1.5", ""])
+def test_a_length_that_is_no_number_is_refused(request_, length, capfd):
+    status, text = request_("POST", "/estimate", None, Content_Type="application/json", Content_Length=length)
+    assert status == 413 and "KiB" in text
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_the_page_its_files_and_an_estimate(request_, server):
     for path, part in (
         ("/", "app.js"),

@@ -251,3 +251,8 @@ def test_the_jobs_that_joblib_runs_at_once_are_counted_as_joblib_does(n_jobs, at
     hydra_config = OmegaConf.create({"launcher": launcher, "job": {"num": 4}, "sweeper": {}})
     environment = sweep.job_environment(hydra_config, 9)
     assert (environment["jobs_at_once"], environment["job_number"]) == (at_once, 4)
+
+
+def test_a_warning_of_every_job_of_a_sweep_is_printed_once(command):
+    ended = command("-m", "train.seed=0,1", "checkpointing=offload", *small("recipe=accelerate"))
+    assert ended.code == 0 and ended.err.count("warning: checkpointing=offload on a CPU") == 1, ended.err

@@ -285,6 +285,12 @@ def test_a_probe_that_fails_says_how_and_spares_what_came_before(code, error):
     assert told["first"] == {"fact": 1} and told["second"]["error"].startswith(error)
 
 
+def test_each_probe_is_said_as_it_begins():
+    began = []
+    probe.run(START + "probe('second', lambda: {})", began=began.append)
+    assert began == ["first", "second"]
+
+
 def test_a_probe_that_never_starts_is_told():
     assert "ended with 1: NameError" in probe.run("nonsense")["python"]["error"]
     assert probe.run("pass") == {}

@@ -24,7 +24,7 @@ def expand_argv(argv: list[str], rank_info: RankInfo = ONLY_RANK) -> list[str]:
     first = next((i for i, text in enumerate(argv) if "=" in text and not text.startswith("-")), len(argv))
     repeats = [text.split("=", 1)[1] for text in argv if text.startswith("measure.repeats=")]
     added = []  # next to the first override: the parser of the command line takes overrides in one group only
-    if repeats and repeats[-1].isdigit() and int(repeats[-1]) > 1:
+    if repeats and repeats[-1].isdecimal() and int(repeats[-1]) > 1:
         added.append(f"measure.repeat=range({repeats[-1]})")
     if not sweeping:
         # Hydra creates hydra.run.dir; it only resolves hydra.sweep.dir.

@@ -41,7 +41,8 @@ class Console:
 
     label, number, jobs: in a sweep, the job's overrides, its number from 1, and the number of jobs (None: not known).
     quiet: draw nothing, for jobs that run at the same time, whose bars would overwrite each other.
-    left(): in a sweep, the seconds until its end, as far as they are known.
+    left(): in a sweep, the seconds until its end, as far as they are known. said: the warnings that were printed, by a
+    sweep's earlier jobs too; each is printed once.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Console:
         jobs: int | None = None,
         quiet: bool = False,
         left: Callable[[], float | None] = lambda: None,
+        said: set[str] | None = None,
     ):
         from rich.console import Console
 
@@ -60,7 +62,7 @@ class Console:
         self.label = label
         self.draws = self.console.is_terminal and not self.console.is_dumb_terminal
         self.latest: StepsDone | None = None
-        self.said: set[str] = set()  # the warnings that were printed
+        self.said = set[str]() if said is None else said
         self._said_at = 0.0  # when the last line was printed off a terminal
         self.answered = False  # whether the figures of an estimate have been printed
         self.progress = _progress(self, quiet)
@@ -102,7 +104,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning, in a line of its own."""
-        if not self.quiet:
+        if not self.quiet and text not in self.said:
             self.said.add(text)
             with contextlib.suppress(OSError):
                 self.console.print(f"warning: {printable(text)}", style="yellow", markup=False)

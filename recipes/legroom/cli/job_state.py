@@ -15,6 +15,7 @@ class SweepState:
     ended: int = 0
     seconds: list[float] = field(default_factory=list)  # of the jobs that ran here
     began: float = 0.0  # when the running job did
+    said: set[str] = field(default_factory=set)  # the warnings that were printed
     numbers: dict[str, int] = field(default_factory=dict)  # config_key -> the number of the job that had it first
 
     def seconds_left(self) -> float | None:

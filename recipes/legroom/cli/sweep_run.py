@@ -61,7 +61,7 @@ def run_in_sweep(
         try:
             if before is None:
                 quiet = in_task or outcome.environment["jobs_at_once"] > 1
-                display = console.Console(" ".join(label), number + 1, jobs, quiet, state.seconds_left)
+                display = console.Console(" ".join(label), number + 1, jobs, quiet, state.seconds_left, state.said)
                 job = single_run.Composed(cfg, outcome, problems, folder.name, label)
                 outcome = _run_new(job, display, sweep, folder, in_task)
             else:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,8 +79,9 @@ class Findings:
         return self.probes.get("torch", {}).get("cuda")
 
 
-def examine() -> Findings:
-    """Examine everything; takes as long as importing the libraries."""
+def examine(began: Callable[[str], None] = lambda name: None) -> Findings:
+    """Examine everything; takes as long as importing the libraries. began: called with the name of each that is tried,
+    from several threads."""
     queries = nvml.Nvml()
     cards = queries.cards()  # before the probes, which use memory themselves
     try:
@@ -92,7 +94,8 @@ def examine() -> Findings:
     bitsandbytes = any(p.name == "bitsandbytes" and p.version for p in wanted)
     calls = [f"devices(bitsandbytes={bitsandbytes})", f"imports({others})"]
     with ThreadPoolExecutor() as pool:
-        results = pool.map(probe.run, [f"from legroom.doctor import probe; probe.{call}" for call in calls])
+        codes = [f"from legroom.doctor import probe; probe.{call}" for call in calls]
+        results = pool.map(lambda code: probe.run(code, began=began), codes)
         probes = {name: facts for result in results for name, facts in result.items()}
     wanted = [replace(p, error=probes.get(p.name, {}).get("error") if p.version else None) for p in wanted]
     return Findings(

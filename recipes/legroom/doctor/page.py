@@ -2,6 +2,7 @@
 
 import json
 import platform
+import sys
 from pathlib import Path
 
 from legroom.doctor import checks, faults, probe
@@ -12,6 +13,7 @@ from legroom.machine import host, requirements
 from legroom.units import GIB
 
 VERSION_COLUMN = 14
+TRYING = "Trying the libraries"
 # Of packages that are not required. The doctor also runs where PyYAML is missing, so this is no YAML file.
 PURPOSES: dict[str, str] = json.loads(Path(__file__).with_name("purposes.json").read_text())
 
@@ -134,8 +136,10 @@ def main() -> int:
     else:
         console = Console(highlight=False, soft_wrap=True)
         spinner = "dots" if console.encoding.startswith("utf") else "line"
-        with console.status("Trying the libraries, which takes some seconds", spinner=spinner):
-            found = checks.examine()
+        if not console.is_terminal:
+            print("Trying the libraries, which takes some seconds.", file=sys.stderr, flush=True)
+        with console.status(TRYING, spinner=spinner) as status:
+            found = checks.examine(lambda name: status.update(f"{TRYING}: {name}"))
         for text, style in page(found).lines:
             console.print(text, style=style or None, markup=False)
     return 1 if faults.broken(found) else 0

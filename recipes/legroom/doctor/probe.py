@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,28 +32,45 @@ MODULES = {
 # --- in the parent -------------------------------------------------------------------------------------
 
 
-def run(code: str, seconds: float = SECONDS) -> dict[str, dict]:
+def run(code: str, seconds: float = SECONDS, began: Callable[[str], None] = lambda name: None) -> dict[str, dict]:
     """Run code that calls `probe` in a new interpreter. Returns probe -> its facts, with 'error' where it failed.
 
     A probe that began and did not end has the end of the process as its error; where none began, 'python' has it.
+    began: called with the name of each probe as it begins.
     """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=seconds,
-            env=os.environ | {"PYTHONPATH": interpreter.python_path(), "HF_HUB_OFFLINE": "1"},
-        )
-        out, end = done.stdout, _exit_text(done.returncode, done.stderr.decode(errors="replace"))
-        failed = done.returncode != 0
-    except subprocess.TimeoutExpired as late:
-        out, end, failed = late.stdout or b"", f"no answer in {seconds:.0f} s", True
     results: dict[str, dict | None] = {}
-    for line in out.decode(errors="replace").splitlines():
-        if line.startswith(PREFIX):
-            results |= json.loads(line.removeprefix(PREFIX))
-    if failed and not results:
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": interpreter.python_path(), "HF_HUB_OFFLINE": "1"},
+        ) as process,
+    ):
+        late = threading.Event()
+
+        def end_it() -> None:
+            late.set()
+            process.kill()
+
+        limit = threading.Timer(seconds, end_it)
+        limit.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            text = line.decode(errors="replace")
+            if text.startswith(PREFIX):
+                found = json.loads(text.removeprefix(PREFIX))
+                results |= found
+                for name in (name for name, facts in found.items() if facts is None):
+                    began(name)
+        code_of_exit = process.wait()
+        limit.cancel()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+    end = f"no answer in {seconds:.0f} s" if late.is_set() else _exit_text(code_of_exit, said)
+    if (late.is_set() or code_of_exit) and not results:
         results = {"python": None}
     return {name: {"error": end} if facts is None else facts for name, facts in results.items()}
 

@@ -44,7 +44,7 @@ class RankInfo:
 def current_rank() -> RankInfo:
     """The rank that torchrun, `accelerate launch` or a cluster gave to this process; the only one without them."""
     env = os.environ
-    if "MASTER_ADDR" not in env or not (env.get("RANK", "").isdigit() and env.get("WORLD_SIZE", "").isdigit()):
+    if "MASTER_ADDR" not in env or not (env.get("RANK", "").isdecimal() and env.get("WORLD_SIZE", "").isdecimal()):
         return RankInfo()
     rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
     return RankInfo(

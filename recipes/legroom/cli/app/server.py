@@ -16,6 +16,7 @@ from legroom.report.page import embed
 
 ASSETS = Path(__file__).parent / "assets"
 MOST_BYTES = 2**17  # of a request
+MOST_DIGITS = 12  # of a Content-Length
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
@@ -74,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if self.path != "/estimate" or self.headers.get_content_type() != "application/json":
             return self._close(404, "POST /estimate takes JSON.")
-        if not length.isdigit() or int(length) > MOST_BYTES:
+        if not length.isdecimal() or len(length) > MOST_DIGITS or int(length) > MOST_BYTES:
             return self._close(413, f"A request has at most {MOST_BYTES // 1024} KiB.")
         try:
             values = json.loads(self.rfile.read(int(length)))

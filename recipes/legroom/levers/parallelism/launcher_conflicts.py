@@ -65,7 +65,7 @@ def _fsdp_settings(cfg: Config) -> list[Setting]:
     """What a file says of FSDP."""
     own, found = cfg.parallelism, []
     strategy = _asked("FSDP_SHARDING_STRATEGY") if _asked("FSDP_VERSION") != "2" else "full_shard"
-    strategy = STRATEGIES[int(strategy) - 1] if strategy.isdigit() else strategy
+    strategy = STRATEGIES[int(strategy) - 1] if strategy.isdecimal() else strategy
     if strategy not in ("", "full_shard"):  # which the launcher says where nothing is typed
         found.append(("fsdp_sharding_strategy", strategy, "parallelism.strategy", own.strategy))
     elif _asked("FSDP_RESHARD_AFTER_FORWARD") == "false" and own.strategy == "full_shard":
