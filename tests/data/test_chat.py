@@ -231,7 +231,7 @@ def test_conversations_without_an_answer_are_left_out_and_none_is_refused(tmp_pa
         ({"messages": [{"role": "user", "content": "\ud800"}]}, ["surrogate"]),
         ({"messages": [{"role": "assistant", "content": "a"}]}, ["first message is of the assistant"]),
         ({"prompt": "a", "completion": None}, ["completion is missing"]),
-        ([1], ["line 2 is a list"]),
+        ([1], ["line 2: it is a list"]),
     ],
     ids=str,
 )

@@ -236,8 +236,8 @@ def test_an_encoder_on_a_txt_file_is_refused_before_the_job(tmp_path):
     [
         ('{"body": "x", "label": 1}\n', ["text", "body", "data.text_column="]),
         ('{"text": "x", "stars": 1}\n', ["label", "stars", "data.label_column="]),
-        ('{"text": "x", "label": 1}\n{"text": broken\n', ["cannot be read"]),
-        ('{"text": "x", "label": 1', ["cannot be read"]),
+        ('{"text": "x", "label": 1}\n{"text": broken\n', ["texts.jsonl, line 2: Expecting value"]),
+        ('{"text": "x", "label": 1', ["texts.jsonl, line 1: Expecting ',' delimiter"]),
         ("", ["data.path"]),
         ("\n\n\n", ["data.path"]),
         ('{"text": "", "label": 1}\n', ["no text"]),

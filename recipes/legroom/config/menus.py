@@ -108,6 +108,7 @@ class Data(Menu):
     completion_column: str = UNSET
     train_on: str = one_of("answers", "all")
     template_arguments: Any = key(recorded="if set")  # a mapping, of any names
+    bad_rows: str | None = key(choices=("refuse", "skip", None), recorded="if set")
     packing: bool = UNSET
     group_by_length: bool = UNSET
     preview: int = at_least(0, identity=())

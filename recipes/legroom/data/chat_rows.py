@@ -10,6 +10,7 @@ import datasets
 
 from legroom.config import Config
 from legroom.data import packing, rows
+from legroom.data.bad_rows import BadRows
 from legroom.data.chat_template import ChatTemplate, Talk
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.text_data import Warn
@@ -22,33 +23,43 @@ Notes = dict[str, list[str]]  # what happened to conversations -> the places of 
 
 
 def build(
-    cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | None, encoder: Tokens, warn: Warn
+    cfg: Config,
+    talks: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    encoder: Tokens,
+    warn: Warn,
+    bad: BadRows,
 ) -> Built:
     """The rows of conversations.
 
-    warn: is given what is assumed, cut or left out. Raises Refusal if nothing is left to train on.
+    warn: is given what is assumed, cut or left out. bad: the rows that could not be read; is given those that the
+    template does not take. Raises Refusal for them, unless they are left out, and if nothing is left to train on.
     """
     data = cfg.data
     template = ChatTemplate(encoder, str(data.tokenizer), str(data.train_on), warn, data.template_arguments)
     talks = talks.select(range(len(talks))[: cfg.data.samples])
-    train = _rows(cfg, talks, template, "train on", warn)
+    train = _rows(cfg, talks, template, "train on", warn, bad)
+    evaluated = None if held_out is None else _rows(cfg, held_out, template, "evaluate on", warn, bad)
+    if (said := bad.check()) is not None:
+        warn(said)
     if not len(train):
+        bad.check_all(f"data.path={cfg.data.path}")
         why = f"no answer has a token within data.seq_len={cfg.data.seq_len}. Type a larger data.seq_len, or"
         if not any(message["role"] == "assistant" for talk in talks["messages"] for message in talk):
             why = "no conversation has an answer, a message of the role assistant. Add some, or type"
         raise Refusal(f"data.path={cfg.data.path} leaves nothing to train on: {why} data.train_on=all.")
     if cfg.data.packing:
         train = packing.packed(train, cfg.data.seq_len)
-    if held_out is None:
-        _say_unwritten(template, warn)
-        return train, None, [], encoder
-    evaluated = _rows(cfg, held_out, template, "evaluate on", warn)
     _say_unwritten(template, warn)
+    if evaluated is None:
+        return train, None, [], encoder
     kept = rows.chosen(len(evaluated), cfg.eval.max_samples, cfg.train.seed)
     return train, (evaluated.select(kept), len(evaluated)), [], encoder
 
 
-def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str, warn: Warn) -> datasets.Dataset:
+def _rows(
+    cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str, warn: Warn, bad: BadRows
+) -> datasets.Dataset:
     """The rows of conversations, each of at most data.seq_len tokens, without those that have no token to train on."""
     notes: Notes = defaultdict(list)
     longest = cfg.data.seq_len
@@ -58,7 +69,11 @@ def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str
         for talk in cast(Iterable[dict[str, Any]], talks):
             place, messages = talk["place"], [_as_given(message) for message in talk["messages"]]
             tools, arguments = (json.loads(talk[name] or "null") for name in ("tools", "arguments"))
-            found, text = template.rows(Talk(messages, f"data={cfg.data.name}: {place}", tools, arguments or {}))
+            try:
+                found, text = template.rows(Talk(messages, f"data={cfg.data.name}: {place}", tools, arguments or {}))
+            except Refusal as refusal:
+                bad.add(place, str(refusal))
+                continue
             _note_contents(messages, text, special, place, notes)
             if len(found) > 1:
                 notes["become a row for each answer, because the chat template changes earlier turns"].append(place)

@@ -18,6 +18,7 @@ from typing import Any
 import datasets
 
 from legroom.data import text_files
+from legroom.data.bad_rows import BadRows
 from legroom.data.text_data import Warn, encodable
 from legroom.data.text_files import Rows
 from legroom.errors import Refusal
@@ -69,23 +70,29 @@ class Columns:
         return of_any if kind in (".parquet", "") else [self.messages]
 
 
-def collect(rows: Rows, columns: Columns, source: str, warn: Warn) -> datasets.Dataset:
+def collect(rows: Rows, columns: Columns, source: str, warn: Warn, bad: BadRows) -> datasets.Dataset:
     """The conversations of rows, each with its place.
 
-    source: key and value of the option that names them. warn: is given what is left out or assumed.
-    Raises Refusal, with the place, for a row that holds no conversation.
+    source: key and value of the option that names them. warn: is given what is left out or assumed. bad: is given rows
+    that hold no conversation. Raises Refusal if no row is left.
     """
     found: dict[str, list] = {name: [] for name in FEATURES}
     beside, forms = text_files.Unread(), Counter[str]()
     for place, row in rows:
         where = f"{source}: {place}"
-        messages, used, form = conversation(row, columns, where)
-        values = (messages, _tools(row.get(TOOLS), where), _arguments(row.get(ARGUMENTS), where), place)
+        bad.rows += 1
+        try:
+            messages, used, form = conversation(row, columns, where)
+            values = (messages, _tools(row.get(TOOLS), where), _arguments(row.get(ARGUMENTS), where), place)
+        except Refusal as refusal:
+            bad.add(place, str(refusal))
+            continue
         for name, value in zip(FEATURES, values):
             found[name].append(value)
         beside.add(row, (*used, TOOLS, ARGUMENTS))
         forms[form] += 1
     if not found["place"]:
+        bad.check_all(source)
         raise Refusal(f"{source} has no rows.")
     for form in filter(None, forms):
         warn(f"{forms[form]:,} of {len(found['place']):,} rows are read as {form}.")

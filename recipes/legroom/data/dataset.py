@@ -64,6 +64,11 @@ class Data:
     group_by_length: bool = False
     warnings: list[str] = field(default_factory=list)
 
+    def highest_id(self) -> int:
+        """The largest token id of all rows, and of what pads them."""
+        parts = [part for part in (self.train, self.eval) if part is not None and len(part)]
+        return max(self.pad_token_id, *(int(rows.flat(part, "input_ids")[0].max()) for part in parts))
+
 
 # --- building ----------------------------------------------------------------------------------
 

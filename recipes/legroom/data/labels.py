@@ -12,6 +12,7 @@ from legroom.data import label_values, text_data
 from legroom.data.text_data import Warn
 from legroom.errors import Refusal
 
+NO_LABEL = -1  # what data sets of the hub have as the number of a class where a row has none
 MANY = 20  # labels, from which on a column that hardly repeats any is taken for an id
 SHOWN = 8  # names in a message
 FILES_SHOWN = 3
@@ -60,6 +61,33 @@ def of_task(
         return [float(number in has) for number in range(len(found.names))]
 
     return Classes(found.names, of)
+
+
+def without_unlabelled(parts: list[datasets.Dataset], most: int, skips: bool, warn: Warn) -> list[datasets.Dataset]:
+    """The parts of labelled texts without rows of the label -1, where it seems to stand for no label.
+
+    -1 beside 1 alone, and beside as many numbers as were asked for (most: model.classes), is a class. skips: rows that
+    cannot be used are left out. Raises Refusal, which asks what it is, if they are not.
+    """
+    labels = {label for part in parts for label in part.unique("label")}
+    if NO_LABEL not in labels or min(map(_number, labels)) < NO_LABEL or labels == {-1, 1}:
+        return parts
+    if len(labels) == most > 2:  # any other number than 2 was typed
+        return parts
+    counts = [sum(label == NO_LABEL for label in part["label"]) for part in parts]
+    first = _place([part for part, count in zip(parts, counts) if count], NO_LABEL)
+    found = f"{_files(parts)}{sum(counts):,} of {sum(map(len, parts)):,} rows have the label -1 (the first: {first})"
+    if not skips:
+        raise Refusal(
+            f"{found}. Is it 'no label', as in data sets of the hub? Then type data.bad_rows=skip, which leaves these "
+            f"rows out. Is it a class of its own? Then type model.classes={len(labels)}, or write the labels as words."
+        )
+    warn(f"{found}, which is taken for 'no label': they are left out (data.bad_rows=skip).")
+    return [part.filter(lambda label: label != NO_LABEL, input_columns="label") for part in parts]
+
+
+def _number(label: Any) -> float:
+    return label if isinstance(label, int) else 0
 
 
 def _check_numbers(labels: numpy.ndarray, warn: Warn) -> None:

@@ -14,6 +14,7 @@ from legroom.options import data_sources
 from legroom.records.printable import printable
 
 SAMPLE_BYTES = 200_000  # of a file, to guess its encoding
+LARGEST_WINDOW = 2**31  # bytes, of zstd
 LONG_RUN = 3  # bytes above 127 in a row: rare in a Latin script, where most letters are below
 LONG_RUNS = 0.5  # the share of the bytes above 127 that stand in such runs where the script is another one
 SHOWN = 20  # characters on each side of the first one that is read differently
@@ -24,7 +25,9 @@ MARKS |= {codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8"}  # byte order
 def _zstandard(path: Path) -> Any:
     import zstandard  # pyright: ignore[reportMissingImports]  # `options.data` has refused a .zst file without the package
 
-    return zstandard.open(path, "rb")
+    # Of any window (zstd --long=31), and of files that are several frames, as those that were appended to.
+    unpacker = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
+    return unpacker.stream_reader(open(path, "rb"), read_across_frames=True, closefd=True)
 
 
 OPENERS: dict[str, Callable[[Path], Any]] = {

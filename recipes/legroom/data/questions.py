@@ -16,6 +16,7 @@ import torch
 
 from legroom.config import Config
 from legroom.data import rows, tokens
+from legroom.data.bad_rows import BadRows
 from legroom.data.text_data import Warn, encodable
 from legroom.data.text_files import Rows, Unread
 from legroom.errors import Refusal
@@ -27,39 +28,27 @@ STRIDE = 128  # tokens that two windows of a context have in common, as in BERT'
 LONGEST_ANSWER = 30  # tokens of a predicted one
 
 
-def collect(found: Rows, source: str, warn: Warn) -> datasets.Dataset:
-    """Questions with `starts` and `texts` of their answers, and `place`. Raises Refusal for a row that is none."""
+def collect(found: Rows, source: str, warn: Warn, bad: BadRows) -> datasets.Dataset:
+    """Questions with `starts` and `texts` of their answers, and `place`. bad: is given rows that are none.
+
+    Raises Refusal if no row is left.
+    """
     without, unread = list[str](), Unread()  # places of rows whose answers are null; columns beside these
     columns: dict[str, list] = {name: [] for name in ("question", "context", "starts", "texts", "place")}
     for place, row in found:
-        where = f"{source}: {place}:"
+        bad.rows += 1
         unread.add(row, COLUMNS)
-        missing = [name for name in COLUMNS if name not in row]
-        if missing:
-            raise Refusal(
-                f"{where} there is no column {missing[0]}: data.task=question_answering needs {', '.join(COLUMNS)}; "
-                f"the row has {', '.join(row)}. For another task type data.task=."
-            )
-        question, context, answers = (row[name] for name in COLUMNS)
-        if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
-            raise Refusal(f"{where} question and context must be texts, and not empty.")
-        if answers is None:
+        try:
+            values = (*_question(row, f"{source}: {place}:"), place)
+        except Refusal as refusal:
+            bad.add(place, str(refusal))
+            continue
+        if row["answers"] is None:
             without.append(place)
-            answers = {"text": [], "answer_start": []}
-        texts, starts = (answers.get(key) if isinstance(answers, dict) else None for key in ("text", "answer_start"))
-        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            hint = " A .csv file has none: give a .jsonl, .json or .parquet file." if isinstance(answers, str) else ""
-            raise Refusal(
-                f"{where} answers must be an object with the lists text and answer_start, equally long.{hint}"
-            )
-        for text, start in zip(texts, starts):
-            stands = isinstance(text, str) and text and type(start) is int and start >= 0
-            if not stands or context[start : start + len(text)] != text:
-                raise Refusal(f"{where} the answer {text!r:.40} does not stand at character {start} of its context.")
-        values = (encodable(question, where), encodable(context, where), starts, texts, place)
         for name, value in zip(columns, values):
             columns[name].append(value)
     if not columns["question"]:
+        bad.check_all(source)
         raise Refusal(f"{source} has no questions.")
     if without:
         said = f"in {len(without):,} of {len(columns['place']):,} rows answers is null (the first: {without[0]})"
@@ -69,6 +58,30 @@ def collect(found: Rows, source: str, warn: Warn) -> datasets.Dataset:
     kinds = {"starts": [datasets.Value("int64")], "texts": [datasets.Value("large_string")]}
     features = {name: kinds.get(name, datasets.Value("large_string")) for name in columns}
     return datasets.Dataset.from_dict(columns, datasets.Features(features))
+
+
+def _question(row: dict[str, Any], where: str) -> tuple[str, str, list[int], list[str]]:
+    """(question, context, where its answers begin, the answers) of a row. Raises Refusal, which begins with `where`."""
+    missing = [name for name in COLUMNS if name not in row]
+    if missing:
+        raise Refusal(
+            f"{where} there is no column {missing[0]}: data.task=question_answering needs {', '.join(COLUMNS)}; "
+            f"the row has {', '.join(row)}. For another task type data.task=."
+        )
+    question, context, answers = (row[name] for name in COLUMNS)
+    if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
+        raise Refusal(f"{where} question and context must be texts, and not empty.")
+    if answers is None:
+        answers = {"text": [], "answer_start": []}
+    texts, starts = (answers.get(key) if isinstance(answers, dict) else None for key in ("text", "answer_start"))
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        hint = " A .csv file has none: give a .jsonl, .json or .parquet file." if isinstance(answers, str) else ""
+        raise Refusal(f"{where} answers must be an object with the lists text and answer_start, equally long.{hint}")
+    for text, start in zip(texts, starts):
+        stands = isinstance(text, str) and text and type(start) is int and start >= 0
+        if not stands or context[start : start + len(text)] != text:
+            raise Refusal(f"{where} the answer {text!r:.40} does not stand at character {start} of its context.")
+    return encodable(question, where), encodable(context, where), starts, texts
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Rows of tokens from the texts, conversations and questions of each option of the menu `data`."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ import datasets
 from legroom.config import Config
 from legroom.data import chat_rows, conversations, documents, hub, overlap, questions, text_data, text_files, text_rows
 from legroom.data import tokens as tokens_module
+from legroom.data.bad_rows import BadRows
 from legroom.data.text_data import Wanted, Warn
 from legroom.errors import Refusal
 from legroom.options import data_sources
@@ -24,10 +26,14 @@ def build(cfg: Config, task: str, vocab: int, head: Mapping[str, int] | None, wa
     warn: is given what is assumed, cut or left out. Raises Refusal for data that cannot be used.
     """
     published = cfg.data.kind in data_sources.PUBLISHED
-    texts, held_out = _published(cfg, task, warn) if published else _parts(cfg, task, warn)
-    encoder = tokens_module.for_data(cfg, vocab, warn)
+    bad = BadRows(cfg.data.bad_rows)
+    texts, held_out = _published(cfg, task, warn) if published else _parts(cfg, task, warn, bad)
     if has_conversations(cfg):
-        return chat_rows.build(cfg, texts, held_out, encoder, warn)
+        encoder = tokens_module.for_data(cfg, vocab, warn)
+        return chat_rows.build(cfg, texts, held_out, encoder, warn, bad)
+    if (said := bad.check()) is not None:
+        warn(said)
+    encoder = tokens_module.for_data(cfg, vocab, warn)
     if task == "question_answering":
         return questions.build(cfg, texts, held_out, encoder, warn)
     one_text = published and task == "language_modelling"  # the rows of wikitext are its lines
@@ -43,7 +49,7 @@ def _published(cfg: Config, task: str, warn: Warn) -> list[datasets.Dataset]:
     return texts
 
 
-def _read(cfg: Config, task: str, key: str, warn: Warn) -> tuple[datasets.Dataset, bool]:
+def _read(cfg: Config, task: str, key: str, warn: Warn, bad: BadRows) -> tuple[datasets.Dataset, bool]:
     """(the rows of the files or of the split that data.<key> names, whether they are documents of plain text)."""
     if cfg.data.kind == "hub":
         (rows, source), files = hub.split(cfg, key), []
@@ -58,18 +64,19 @@ def _read(cfg: Config, task: str, key: str, warn: Warn) -> tuple[datasets.Datase
     def placed(columns: Collection[str], instead: tuple[str, ...] = ()) -> text_files.Rows:
         if rows is not None:
             return hub.placed(rows, columns)
-        return text_files.placed(files, list(columns), _format(cfg, instead=instead), source, say)
+        form = dataclasses.replace(_format(cfg, instead=instead), bad=bad)
+        return text_files.placed(files, list(columns), form, source, say)
 
     if has_conversations(cfg):
         columns = conversations.Columns(*_named(cfg, ("messages", "prompt", "completion")))
         found = placed(columns.of_kind(kind), conversations.ALPACA[::2])
-        return conversations.collect(found, columns, source, say), False
-    wanted = Wanted(*_columns(cfg, task), source, say, task)
+        return conversations.collect(found, columns, source, say, bad), False
+    wanted = Wanted(*_columns(cfg, task), source, say, task, bad)
     if task == "question_answering":
-        return questions.collect(placed(questions.COLUMNS), source, say), False
+        return questions.collect(placed(questions.COLUMNS), source, say, bad), False
     if rows is not None:
         return hub.texts(rows, wanted), hub.is_plain(rows)
-    return text_data.read(files, _format(cfg), wanted), kind == ".txt"
+    return text_data.read(files, dataclasses.replace(_format(cfg), bad=bad), wanted), kind == ".txt"
 
 
 def _columns(cfg: Config, task: str) -> tuple[dict[str, str], Callable[[str], str]]:
@@ -96,14 +103,14 @@ def _named(cfg: Config, names: Collection[str]) -> dict[str, str]:
     return columns
 
 
-def _parts(cfg: Config, task: str, warn: Warn) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+def _parts(cfg: Config, task: str, warn: Warn, bad: BadRows) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """(what to train on, what to evaluate on)."""
     data = cfg.data
     key, eval_key = ("split", "eval_split") if data.kind == "hub" else ("path", "eval_path")
-    texts, is_plain = _read(cfg, task, key, warn)
+    texts, is_plain = _read(cfg, task, key, warn, bad)
     held_out, done = None, ""
     if getattr(data, eval_key):
-        held_out, _ = _read(cfg, task, eval_key, warn)
+        held_out, _ = _read(cfg, task, eval_key, warn, bad)
     elif data.eval_fraction and is_plain:
         texts, held_out, done = documents.held_out(
             texts, data.documents or "file", data.eval_fraction, shortest=data.seq_len

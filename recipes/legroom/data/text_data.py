@@ -6,7 +6,7 @@ labels, `label`: numbers or words, or a datasets.ClassLabel; and `place`, for me
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow
 from datasets.exceptions import DatasetGenerationError
 
 from legroom.data import label_values, text_files
+from legroom.data.bad_rows import BadRows
 from legroom.data.text_files import Format, Rows
 from legroom.errors import Refusal, first_line
 from legroom.options import data_sources
@@ -30,7 +31,8 @@ class Wanted:
 
     columns: name in the rows -> text, pair or label. advice(column): what to do if a column is missing or has no text.
     source: key and value of the option that names the rows. say: is given what is left out or assumed.
-    task: of `options.task.OF_ROWS`, which the labels are for.
+    task: of `options.task.OF_ROWS`, which the labels are for. bad: is given rows that cannot be used. is_one_text: the
+    rows are the lines of one text, whose blank lines are part of it.
     """
 
     columns: dict[str, str]
@@ -38,6 +40,8 @@ class Wanted:
     source: str
     say: Warn
     task: str = "classification"
+    bad: BadRows = field(default_factory=BadRows)
+    is_one_text: bool = False
 
     @property
     def label(self) -> str:
@@ -108,6 +112,7 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
     if empty:
         said = f"{data_sources.listed(empty[:3])}{' and others' * (len(empty) > 3)} is empty"
         if not any(counts.values()):
+            wanted.bad.check_all(source)
             raise Refusal(f"{source}: {said}: there is nothing to read.")
         wanted.say(f"{said}.")
     if separated:
@@ -126,8 +131,8 @@ def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
 def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
     """text, pair, label and place -> the values of the rows that lack none.
 
-    rows: (the place, column -> value). Beside a label a text of spaces alone is none. Raises Refusal for a column that
-    is not there, and for values of other kinds.
+    rows: (the place, column -> value). A text of blanks alone is none. Raises Refusal for a column that is not there,
+    and if no row is left.
     """
     columns, source, labelled = wanted.columns, wanted.source, bool(wanted.label)
     values: dict[str, list] = {name: [] for name in (*columns.values(), *["place"] * labelled)}
@@ -135,12 +140,19 @@ def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
     unread, names, total = text_files.Unread(), {}, 0
     for place, row in rows:
         total += 1
+        wanted.bad.rows += 1
         unread.add(row, columns)
         if len(names) < 100:  # enough for a message about a column that is not there
             names |= dict.fromkeys(row)
-        found = {name: wanted.value(row.get(column), column, place) for column, name in columns.items()}
+        try:
+            found = {name: wanted.value(row.get(column), column, place) for column, name in columns.items()}
+        except Refusal as refusal:
+            wanted.bad.add(place, str(refusal))
+            continue
+        if not wanted.is_one_text:
+            found = {name: None if _is_blank(value) else value for name, value in found.items()}
         if labelled:
-            found = {name: None if _is_blank(value) else value for name, value in found.items()} | {"place": place}
+            found["place"] = place
         lacking = [name for name, value in found.items() if value is None]
         if lacking:
             written = row.get(wanted.label)
@@ -154,6 +166,8 @@ def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
         other = " Of texts without labels: data.task=masked_lm (an encoder) or language_modelling (a decoder)."
         advice = wanted.advice(missing[0]) + other * (wanted.columns[missing[0]] == "label")
         raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {advice}")
+    if total and not values["text"] and not dropped:
+        wanted.bad.check_all(source)
     if dropped:
         listed = data_sources.listed(f"{len(places):,} without a {lacks}" for lacks, places in dropped.items())
         count, first = sum(map(len, dropped.values())), next(iter(dropped.values()))[0]
@@ -258,8 +272,11 @@ def published(name: str, path: str | None, form: Format, warn: Warn) -> list[dat
             if not is_one_text:  # an empty line of one long text takes nothing away
                 warn(f"{source}: {text}")
 
-        wanted = Wanted(known.columns, lambda _: data_sources.expected_files(name), source, say)
-        return [read(files, form, wanted) for files in data_sources.splits(name, path)]
+        advice = data_sources.expected_files(name)
+        wanted = Wanted(known.columns, lambda _: advice, source, say, is_one_text=is_one_text)
+        parts = [read(files, form, wanted) for files in data_sources.splits(name, path)]
+        wanted.bad.check()
+        return parts
     try:  # datasets 4 and later cannot run code of a repository
         parts = datasets.load_dataset(known.repository, known.config, split=list(data_sources.SPLITS))
     except (OSError, ValueError, DatasetGenerationError) as error:

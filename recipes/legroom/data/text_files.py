@@ -5,6 +5,7 @@ columns. .jsonl: an object per line. .json: a list of objects, or an object per 
 """
 
 import csv
+import dataclasses
 import itertools
 import json
 import lzma
@@ -20,6 +21,7 @@ import pyarrow
 from pyarrow import parquet
 
 from legroom.data import open_text
+from legroom.data.bad_rows import BadRows
 from legroom.errors import Refusal, first_line
 from legroom.options import data_sources
 
@@ -36,12 +38,22 @@ class Format:
 
     documents: what a row of a .txt file is: file, blank_line or line, each without the line break at its end, or
     "line_break" for a line with it. instead: columns that .csv and .tsv may have instead of those that are needed.
+    bad: is given lines that are no row; None: the first one is refused. source: the option that names the files.
     """
 
     encoding: str = "utf-8"
     separator: str | None = None
     documents: str = "file"
     instead: tuple[str, ...] = ()
+    bad: BadRows | None = None
+    source: str = ""
+
+    def bad_line(self, path: Path, place: str, said: str) -> None:
+        """Count a line that is no row. Raises BadFile where nobody counts them."""
+        if self.bad is None:
+            raise BadFile(f"{place}: {said}")
+        self.bad.rows += 1
+        self.bad.add(f"{path.name}, {place}", f"{self.source}: {path.name}, {place}: {said}")
 
 
 NOT_READ = object()  # stands for the value of a column that is in the file and was not read
@@ -70,6 +82,7 @@ def rows(path: Path, columns: list[str], form: Format, source: str, warn: Callab
 
     warn: is given what was assumed. Raises Refusal for a file that cannot be read.
     """
+    form = dataclasses.replace(form, source=source)
     try:
         if data_sources.kind(path) != ".parquet" and open_text.is_utf8_read_as(path, form.encoding):
             warn(f"{path.name} seems to be in utf-8, and is read as {form.encoding}, which data.encoding says.")
@@ -123,11 +136,13 @@ def _separated(path: Path, columns: list[str], form: Format, warn: Callable[[str
             line = reader.line_num + 1
             for fields in reader:
                 if len(fields) > len(names):
-                    raise BadFile(
-                        f"line {line} has {len(fields)} fields, and the header {len(names)}. A text with "
-                        f"{SEPARATORS[separator]}s in it must be in double quotes."
+                    form.bad_line(
+                        path,
+                        f"line {line}",
+                        f"it has {len(fields)} fields, and the header {len(names)}. A text with "
+                        f"{SEPARATORS[separator]}s in it must be in double quotes.",
                     )
-                if fields:  # else an empty line
+                elif fields:  # else an empty line
                     yield f"line {line}", dict(zip(names, (field or None for field in fields)))
                 line = reader.line_num + 1
             if line == 2 and names:
@@ -165,8 +180,12 @@ def _json_lines(path: Path, columns: list[str], form: Format, warn: Callable[[st
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise BadFile(f"line {number}: {_json_reason(error)}") from error
-            yield f"line {number}", _checked(row, f"line {number}", columns)
+                form.bad_line(path, f"line {number}", _json_reason(error))
+                continue
+            if isinstance(row, dict):
+                yield f"line {number}", row
+            else:
+                form.bad_line(path, f"line {number}", _not_an_object(row, columns))
 
 
 def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
@@ -182,15 +201,37 @@ def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], No
             raise BadFile(f"{line}{_json_reason(error)}") from error
         yield from _json_lines(path, columns, form, warn)  # an object per line, in a file named .json
         return
-    if isinstance(found, dict) and "context" in columns and isinstance(found.get("data"), list):
+    if isinstance(found, dict) and "context" in columns and _is_squad(found.get("data")):
         found = list(_squad(found["data"]))
     if isinstance(found, dict) and set(columns) <= found.keys() and not isinstance(found[columns[0]], list):
         found = [found]  # the only line of such a file
+    if isinstance(found, dict) and (key := _key_of_rows(found, columns)) is not None:
+        warn(f"{path.name}: its rows are those of the key {key}.")
+        found = found[key]
     if not isinstance(found, list):
         keys = f" with the keys {', '.join(list(found)[:8])}" if isinstance(found, dict) else ""
         raise BadFile(f"it holds {shown(found)}{keys}, not a list of objects, one for each row.")
     for number, row in enumerate(found, 1):
-        yield f"row {number}", _checked(row, f"row {number}", columns)
+        if isinstance(row, dict):
+            yield f"row {number}", row
+        else:
+            form.bad_line(path, f"row {number}", _not_an_object(row, columns))
+
+
+def _is_squad(articles: Any) -> bool:
+    return isinstance(articles, list) and not any(
+        isinstance(each, dict) and "question" in each for each in articles[:1]
+    )
+
+
+def _key_of_rows(found: dict[str, Any], columns: list[str]) -> str | None:
+    """The only key of an object whose value is a list of objects, as of {"data": [...]}; none of a row's own keys."""
+    lists = [
+        key
+        for key, value in found.items()
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value)
+    ]
+    return lists[0] if len(lists) == 1 and lists[0] not in columns else None
 
 
 def _squad(articles: list) -> Iterator[dict[str, Any]]:
@@ -217,10 +258,8 @@ def _json_reason(error: Exception) -> str:
     return "it is nested too deeply." if isinstance(error, RecursionError) else str(error)
 
 
-def _checked(row: Any, place: str, columns: list[str]) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise BadFile(f"{place} is {shown(row)}, not an object with the key {' and '.join(columns)}.")
-    return row
+def _not_an_object(row: Any, columns: list[str]) -> str:
+    return f"it is {shown(row)}, not an object with the key {' and '.join(columns)}."
 
 
 def shown(value: Any) -> str:

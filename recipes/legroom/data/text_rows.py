@@ -11,6 +11,7 @@ import numpy
 from legroom.config import Config
 from legroom.data import labels as labels_module
 from legroom.data import packing, rows
+from legroom.data.bad_rows import SKIP
 from legroom.data.labels import Classes
 from legroom.data.text_data import Warn
 from legroom.data.tokens import Tokens
@@ -38,8 +39,10 @@ def labelled(
     head: see `labels.classes_of`.
     """
     data = cfg.data
-    texts, *others = labels_module.alike([part for part in (texts, held_out) if part is not None])
-    held_out = others[0] if others else None
+    parts = labels_module.alike([part for part in (texts, held_out) if part is not None])
+    if task == "classification":
+        parts = labels_module.without_unlabelled(parts, cfg.model.classes or 2, data.bad_rows == SKIP, warn)
+    texts, held_out = parts[0], parts[1] if len(parts) > 1 else None
     classes = labels_module.of_task(task, texts, held_out, head, cfg.model.classes or 2, warn)
     # Only BERT has token types; pretrained weights have their own tokenizer, which knows.
     with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES

@@ -64,10 +64,10 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> tuple[str, Mappin
         _check_special_tokens(name, config)
     with pretrained.building(config, cfg.model.pretrained):
         most = positions(config)
-    _check_lengths(cfg, name, most)
+    longer = _longer_rows(cfg, name, most, config)
     for lever in hooks.behaviours(cfg):
         lever.check_model(name, config, task)
-    return name, head.pretrained_labels(cfg, config, task), _own_code(name, config, task)
+    return name, head.pretrained_labels(cfg, config, task), longer + _own_code(name, config, task)
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:
@@ -149,11 +149,22 @@ def _check_special_tokens(name: str, config: PretrainedConfig) -> None:
             )
 
 
-def _check_lengths(cfg: Config, name: str, most: int | None) -> None:
-    """Raises Refusal for sequences with more tokens than the model has positions."""
+def _longer_rows(cfg: Config, name: str, most: int | None, config: PretrainedConfig) -> list[str]:
+    """Warnings of sequences with more tokens than rotary positions were trained with.
+
+    Raises Refusal where the positions are a table, which ends.
+    """
+    found = []
     for key, length in model_options.lengths(cfg).items():
-        if most is not None and length > most:
+        if most is None or length <= most:
+            continue
+        if getattr(config.get_text_config(), "rope_parameters", None) is None:
             raise Refusal(f"{key}={length} is longer than the {most} positions of {name}. Type {key}={most} or less.")
+        found.append(
+            f"{key}={length} is longer than the {most} positions that {name} was trained with. Its rotary positions go "
+            "on beyond them, and are new to it there."
+        )
+    return found
 
 
 def vocabulary(config: PretrainedConfig) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,7 +108,13 @@ def build_model(
 def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None:
     name = cfg.model.pretrained
     vocabulary = architectures.vocabulary(config)
-    if vocabulary is not None and data.vocab > vocabulary:
+    if vocabulary is None or data.vocab <= vocabulary:
+        return
+    highest = data.highest_id()  # the tokenizer may have tokens that no text has
+    if data.masking is not None:
+        highest = max(highest, data.masking.mask_id)
+        data.masking = replace(data.masking, vocab=min(data.masking.vocab, vocabulary))
+    if highest >= vocabulary:
         advice = f"Type model.vocab={-(-data.vocab // 8) * 8}."
         if name:
             advice = f"Leave data.tokenizer out, for the tokenizer of {name}."
@@ -116,9 +122,7 @@ def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None
                 advice = "Tokens were added to the tokenizer after the weights were trained: resize the embeddings."
             elif cfg.data.tokenizer is None:
                 advice = f"Choose data=text with data.path=, which takes the tokenizer of {name} (data.tokenizer)."
-        raise Refusal(
-            f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of {vocabulary}. {advice}"
-        )
+        raise Refusal(f"the data has token ids up to {highest}, and the model a vocabulary of {vocabulary}. {advice}")
 
 
 def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:

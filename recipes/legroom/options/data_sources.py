@@ -10,6 +10,7 @@ from legroom.errors import Refusal
 from legroom.machine import host
 
 SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")  # in upper case as well
+OTHER_NAMES = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}  # of the same kind
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # behind a suffix: texts.jsonl.gz
 BYTE_VOCAB = 257  # token 0 ends a text and pads a batch; byte b is token b + 1
 
@@ -49,7 +50,8 @@ def compression(path: Path) -> str:
 
 def kind(path: Path) -> str:
     """The suffix of what is in a file, in lower case, without that of its compression: one of SUFFIXES, or another."""
-    return (path.with_suffix("") if compression(path) else path).suffix.lower()
+    suffix = (path.with_suffix("") if compression(path) else path).suffix.lower()
+    return OTHER_NAMES.get(suffix, suffix)
 
 
 def find(pattern: str, key: str) -> list[Path]:
