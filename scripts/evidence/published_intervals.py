@@ -60,8 +60,11 @@ def of_steps() -> list[Row]:
     for each, precision, predicted, seconds in published_speed.step_pairs():
         if each["objective"].startswith(FORWARD_ALONE):
             continue
-        classes = [HELD_OUT] * (each["held_out"] == "yes")
-        classes += [OLDER] * (float(published_speed.gpu_of(each["board"]).capability) < 8)
+        classes = []
+        if each["held_out"] == "yes":
+            classes.append(HELD_OUT)
+        if float(published_speed.gpu_of(each["board"]).capability) < 8:
+            classes.append(OLDER)
         found.append(row(f"{each['board']}, {precision}, {each['model'].split()[0]}", predicted, seconds, *classes))
     return found
 

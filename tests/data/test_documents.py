@@ -11,7 +11,7 @@ from test_data import built, decoded, ids_of, refusal
 
 from legroom.data import documents, text_data, text_files, tokens
 
-TEXT = "".join(f"{n:03d} one line\n" + "\n" * (n % 4 == 3) for n in range(40))
+TEXT = "".join(f"{n:03d} one line\n\n" if n % 4 == 3 else f"{n:03d} one line\n" for n in range(40))
 LINES = [line for line in TEXT.splitlines() if line]
 
 

@@ -478,9 +478,9 @@ def test_data_parallel_is_refused_with_its_line(kind, monkeypatch):
         model(batch).mean().backward()
 
     def make():
-        model = (
-            network() if kind == "function" else nn.DataParallel(network(), device_ids=[0] * (kind == "one") or None)
-        )
+        model = network()
+        if kind != "function":
+            model = nn.DataParallel(model, device_ids=[0] if kind == "one" else None)
         return model, torch.optim.SGD(model.parameters()), torch.zeros(4, WIDTH)
 
     objects, settings = (make(), {}) if kind == "given" else ((), {"make": make})

@@ -49,7 +49,11 @@ def test_what_a_capability_supports(visit, monkeypatch, capability, have, lack):
     versions = host.version
     monkeypatch.setattr(host, "version", lambda name: "2.8" if name == "flash-attn" else versions(name))
     text, _ = visit(FakeNvml(gpu(CudaComputeCapability=capability)))
-    parts = [", ".join(have)] * bool(have) + ["not " + ", ".join(lack)] * bool(lack)
+    parts = []
+    if have:
+        parts.append(", ".join(have))
+    if lack:
+        parts.append("not " + ", ".join(lack))
     assert f"compute capability {capability[0]}.{capability[1]}: {'; '.join(parts)} power and heat" in rows(text)
 
 

@@ -26,7 +26,8 @@ def bytes_at(found, moment):
     sums = [0] * len(found["kinds"])
     blocks = found["blocks"]
     for start, end, size, kind in zip(blocks["start"], blocks["end"], blocks["bytes"], blocks["kind"]):
-        sums[kind] += size * (start <= moment < end)
+        if start <= moment < end:
+            sums[kind] += size
     known = [i for i, at in enumerate(found["rest"]["at"]) if at <= moment]
     if known:
         sums = [a + b for a, b in zip(sums, found["rest"]["bytes"][known[-1]])]

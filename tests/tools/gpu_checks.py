@@ -158,17 +158,19 @@ def table(records: list[record.Record], at_once: int = 1) -> str:
 
 def page(gpu: host.Gpu, records: list[record.Record], refused: list[str], at_once: int = 1) -> str:
     """The table with a heading: the GPU, the versions of the libraries, what was refused."""
-    shared = f" {at_once} jobs at once shared the GPU: what they change for each other, is left out." * (at_once > 1)
+    shared = ""
+    if at_once > 1:
+        shared = f" {at_once} jobs at once shared the GPU: what they change for each other, is left out."
     versions = ", ".join(f"{name} {value}" for name, value in records[0].environment["versions"].items() if value)
-    listed = "".join(f"\n- {line}" for line in refused)
-    return (
+    text = (
         f"# {gpu.name}: what CUDA counted, and what the ledger counted\n\n"
         f"Measured by `python scripts/gpu_checks.py` on {time.strftime('%Y-%m-%d')}, {gpu.memory_bytes / MIB:.0f} MiB, "
         f"compute capability {gpu.capability[0]}.{gpu.capability[1]}; {versions}.\n"
         f"The records stand beside this page.{shared}\n\n{table(records, at_once)}\n"
-        + f"\nRefused, and not run:\n{listed}\n"
-        * bool(refused)
     )
+    if refused:
+        text += "\nRefused, and not run:\n" + "".join(f"\n- {line}" for line in refused) + "\n"
+    return text
 
 
 def run(target: Path, with_tests: bool, at_once: int = 1) -> int:
