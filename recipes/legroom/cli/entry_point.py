@@ -127,6 +127,7 @@ def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str], preempted:
                 return statuses[-1]
             sweep_dir = Path(hydra_config.sweep.dir).absolute()
             status, number = sweep_run.run_in_sweep(composed, hydra_config, sweep, sweep_dir)
+            submitit_jobs.exit_if_failed(status)
             statuses.append(status)
             if number is not None:
                 return number  # to the sweeper

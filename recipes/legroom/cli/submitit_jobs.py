@@ -23,6 +23,7 @@ from legroom.cli import console
 from legroom.cli import sweep as sweeps
 from legroom.jobs import failures, launch, post_mortem
 from legroom.machine import host, interpreter
+from legroom.ranks.rank_info import current_rank
 from legroom.records import record_file
 from legroom.third_party import submitit_private
 
@@ -33,6 +34,8 @@ POLL_SECONDS = 0.2  # between two reads of the jobs' notes, for jobs on this mac
 SHARED_POLL_SECONDS = 2.0  # the same on a shared file system
 LAG_SECONDS = 15.0  # until a file is visible on another machine; submitit waits as long for its own files
 GRACE_SECONDS = 3.0  # for the jobs of a command that was stopped
+FAILED_RANK_SECONDS = 10.0  # from the end of a rank other than 0 that has failed to the end of its task
+RANK_ENDED_WELL = ("ok", "preempted")
 # sacct's state of a job -> status in the record; all other states are `killed`.
 SLURM_STATES = {"TIMEOUT": "timeout", "OUT_OF_MEMORY": "oom"}
 
@@ -223,6 +226,19 @@ def enter(sweep: sweeps.Sweep) -> bool:
         if task.cluster == "local":  # the machine's own host name may not resolve
             os.environ["MASTER_ADDR"] = "127.0.0.1"
     return True
+
+
+def exit_if_failed(status: str) -> None:
+    """End a task whose rank has failed, so that srun ends the other ranks, which would wait for it.
+
+    Other ranks than the first wait until that one has written the record. Without effect for a job of one rank.
+    """
+    rank_info = current_rank()
+    if "SUBMITIT_EXECUTOR" not in os.environ or not rank_info.launched or status in RANK_ENDED_WELL:
+        return
+    if not rank_info.is_main:
+        time.sleep(FAILED_RANK_SECONDS)
+    raise SystemExit(1)  # submitit writes a result for what is an Exception, and lets the process end well
 
 
 def _interrupt_once(*_: Any) -> None:
