@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import CONF, ROOT, compose, small, start_legroom
+from conftest import ROOT, compose, small, start_legroom
 from processes import children_with
 
 from legroom.cli import argv, submitit_jobs, sweep
@@ -145,7 +145,7 @@ def test_a_task_that_dies_has_a_record_and_ctrl_c_ends_the_others(tmp_path):
 def test_a_task_ends_with_the_command_that_started_it():
     """submitit's controllers would let it go on."""
     command = subprocess.Popen(["sleep", "60"])
-    running = sweep.Sweep("s", CONF, (), command.pid, psutil.Process(command.pid).create_time())
+    running = sweep.Sweep("s", (), command.pid, psutil.Process(command.pid).create_time())
     assert running.command_runs()
     code = (
         f"from pathlib import PosixPath; from legroom.cli import submitit_jobs, sweep; print('waits', flush=True); "
@@ -159,7 +159,7 @@ def test_a_task_ends_with_the_command_that_started_it():
     assert task.communicate(timeout=30)[1].endswith("KeyboardInterrupt\n")  # which ends a job with a record
     assert not running.command_runs()
     command.wait()
-    assert not sweep.Sweep("s", CONF, (), os.getpid(), 0.0).command_runs()  # another process with its number
+    assert not sweep.Sweep("s", (), os.getpid(), 0.0).command_runs()  # another process with its number
 
 
 def test_missing_clusters_are_refused_in_a_line(command, monkeypatch):
@@ -198,7 +198,7 @@ def follower(tmp_path, monkeypatch):
     """Of a sweep over two seeds whose files are seen at once."""
     monkeypatch.setattr(submitit_jobs, "LAG_SECONDS", 0)
     monkeypatch.setattr(sweep, "count_jobs", lambda _: (2, {"train.seed"}))  # which needs a running Hydra
-    return submitit_jobs.Follower(sweep.Sweep("s", CONF), tmp_path)
+    return submitit_jobs.Follower(sweep.Sweep("s"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_two_machines_make_one_run_in_one_folder(tmp_path):
         )
     ended = [process.communicate(timeout=100) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
-    assert "Record: here/result.json" in ended[0][0] and ended[1][0] == ""
+    assert "here/page.html" in ended[0][0] and ended[1][0] == ""
     outcome = record_file.read(tmp_path / "node0/here")
     assert outcome.status == "ok" and len(outcome.memory.per_rank) == 2
     assert not list((tmp_path / "node1").iterdir())

@@ -52,7 +52,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def follower(tmp_path, monkeypatch) -> submitit_jobs.Follower:
     monkeypatch.setattr(sweep, "count_jobs", lambda _: (2, {"train.seed"}))
-    return submitit_jobs.Follower(sweep.Sweep("s", Path("conf")), tmp_path / "sweep")
+    return submitit_jobs.Follower(sweep.Sweep("s"), tmp_path / "sweep")
 
 
 def test_what_jobs_have_noted_is_printed_once(follower, capsys):
@@ -138,7 +138,7 @@ def wrapped(monkeypatch):
 
     def run(folder: Path | None, raised: BaseException | None = None) -> list[Any]:
         seen.clear()
-        with submitit_jobs.followed(sweep.Sweep("s", Path("conf")), folder):
+        with submitit_jobs.followed(sweep.Sweep("s"), folder):
             if raised is not None:
                 raise raised
         return list(seen)
@@ -170,4 +170,4 @@ def test_a_process_that_submitit_did_not_start_is_no_task(monkeypatch, own, star
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local") if started else monkeypatch.delenv(
         "SUBMITIT_EXECUTOR", raising=False
     )
-    assert not submitit_jobs.enter(sweep.Sweep("s", Path("conf"), (), os.getpid() if own else 1))
+    assert not submitit_jobs.enter(sweep.Sweep("s", (), os.getpid() if own else 1))
