@@ -20,21 +20,31 @@ PARTS = {name: kind for name, kind in _KINDS if isinstance(kind, type) and datac
 READ = ("model", "data", "adapter", "train", "eval", "save", "launch", "parallelism")  # of a configuration, by commands
 
 
-def to_json(record: Record) -> str:
-    """The record as JSON. Numbers that are not finite become null, because JSON has no such numbers."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, dict):
-            return {key: finite(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [finite(item) for item in value]
-        return value
-
-    values = finite(dataclasses.asdict(record))
+def to_values(record: Record) -> dict[str, Any]:
+    """The record in JSON's types, in the order of its file. Numbers that are not finite are None, because JSON has no
+    such numbers."""
+    values = {field.name: _finite(getattr(record, field.name)) for field in dataclasses.fields(record)}
     first = ["schema_version", "status"]
-    return json.dumps({key: values.pop(key) for key in first} | values, indent=1, allow_nan=False)
+    return {key: values.pop(key) for key in first} | values
+
+
+def _finite(value: Any) -> Any:
+    if value is None or type(value) in (str, int, bool):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: _finite(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
+
+
+def to_json(record: Record) -> str:
+    """The record as its file has it."""
+    return json.dumps(to_values(record), indent=1, allow_nan=False)
 
 
 def write(record: Record, folder: Path) -> None:

@@ -18,9 +18,9 @@ def check_types(instance: Any) -> None:
 
     Raises ValueError, which names the field and its annotation.
     """
+    hints = type_hints(type(instance))
     for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
-        if not has_type(value, type_hints(type(instance))[field.name]):
+        if not has_type(getattr(instance, field.name), hints[field.name]):
             raise ValueError(f"{field.name} is not {field.type}")
 
 
@@ -30,14 +30,21 @@ def type_hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
+@functools.cache
+def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """(the type, its arguments, whether it is a dataclass) of an annotation."""
+    kind = typing.get_origin(annotation) or annotation
+    return kind, typing.get_args(annotation), isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
 def has_type(value: Any, annotation: Any) -> bool:
     """Whether a value of decoded JSON has the annotated type."""
-    kind, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    kind, arguments, is_dataclass = _parts(annotation)
     if kind is Any:
         return True
     if kind is types.UnionType or kind is typing.Union:
-        return any(has_type(value, option) for option in arguments)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return (value is None and type(None) in arguments) or any(has_type(value, option) for option in arguments)
+    if is_dataclass:
         if isinstance(value, kind):
             check_types(value)
         return isinstance(value, kind)
@@ -45,7 +52,11 @@ def has_type(value: Any, annotation: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
     if not isinstance(value, kind):
         return False
-    if arguments:  # list[item] or dict[key, item]
+    if arguments and value:  # list[item] or dict[key, item]
         items, item_kind = value.values() if isinstance(value, dict) else value, arguments[-1]
+        if item_kind is Any:
+            return True
+        if has_type(0.5, item_kind) and all(type(item) is float for item in items):  # as the losses of a long run
+            return all(-LARGEST <= item <= LARGEST for item in items)
         return all((item is None and item_kind is float) or has_type(item, item_kind) for item in items)
     return True

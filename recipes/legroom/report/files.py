@@ -13,7 +13,7 @@ from legroom.report.rows import Row, Table
 
 def jsonl(made: Table) -> str:
     """Every record as one line of JSON, in the table's order."""
-    return "".join(json.dumps(json.loads(record_file.to_json(run))) + "\n" for row in made.rows for run in row.runs)
+    return "".join(json.dumps(record_file.to_values(run)) + "\n" for row in made.rows for run in row.runs)
 
 
 def csv_text(made: Table) -> str:

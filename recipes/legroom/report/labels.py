@@ -51,6 +51,10 @@ def facts(found: Record) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     """A value as it is typed on the command line, for a terminal and a table."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return str(value)
     return printable(value if isinstance(value, str) else json.dumps(value, sort_keys=True))
 
 
@@ -86,6 +90,8 @@ def label_keys(all_facts: list[dict[str, str]]) -> list[str]:
     """The keys in which jobs differ, without those whose value is determined by another key."""
     shown = []
     for key in dict.fromkeys(key for values in all_facts for key in values):
+        if len({values[key] for values in all_facts if key in values}) < 2:
+            continue
         by_context: dict[tuple, set] = {}
         for values in all_facts:
             if key in values and (key, values[key]) not in NOT_RESOLVED:

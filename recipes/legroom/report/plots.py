@@ -6,14 +6,13 @@ What can be explored is on the report's page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.report import tradeoff_plot
 from legroom.report.predicted import number
-from legroom.report.rows import Row, Spread, Table
+from legroom.report.rows import Spread, Table
 from legroom.report.sheet import BLUE, ORANGE, no_figure, panels, png, style, write
-from legroom.report.tables import difference, speed_difference
+from legroom.report.tables import difference, fastest, speed_difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,18 +31,7 @@ def draw(made: Table) -> dict[str, bytes]:
 def figures(made: Table) -> dict[str, Figure]:
     """Name -> matplotlib figure of each picture; to be made and saved within `style`."""
     tradeoff = {} if made.of_gpus else {"tradeoff.png": tradeoff_plot.figure(made)}  # which would rank the cards' sizes
-    return {"bars.png": _bars(_fastest(made))} | tradeoff
-
-
-def _fastest(made: Table) -> Table:
-    """The table, or of a long one the baseline and the fastest rows, in its order."""
-
-    def rank(row: Row) -> tuple[bool, float]:
-        speed = made.speed(row) if row.done else None
-        return row is made.baseline, speed.median if speed else 0.0
-
-    kept = {id(row) for row in sorted(made.rows, key=rank)[-MOST_ROWS:]}
-    return replace(made, rows=[row for row in made.rows if id(row) in kept], left_out=len(made.rows) - len(kept))
+    return {"bars.png": _bars(fastest(made, MOST_ROWS))} | tradeoff
 
 
 # --- a row for each job --------------------------------------------------------------------------------

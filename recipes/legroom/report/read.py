@@ -62,5 +62,5 @@ def _copied(found: Record, path: Path, contents: dict[bytes, Path]) -> str | Non
     """Why a record is a copy of one that was read before, or None. contents: digest -> path of those; is added to."""
     if found.speed.train_seconds is None and not found.environment.get("started_at"):  # two jobs may be alike
         return None
-    first = contents.setdefault(hashlib.sha256(record_file.to_json(found).encode()).digest(), path)
+    first = contents.setdefault(hashlib.sha256(path.read_bytes()).digest(), path)
     return None if first == path else f"it is a copy of {first}."

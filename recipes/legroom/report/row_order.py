@@ -1,6 +1,9 @@
 """The order of a table's rows: that of the sweep, of the start, of the labels."""
 
+from __future__ import annotations
+
 import datetime
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -10,6 +13,23 @@ from legroom.records import record_file
 from legroom.records.record import Record
 
 MOST_DIGITS = 1000  # of a number in a label that is sorted as a number
+
+
+@functools.total_ordering
+class _Content:
+    """A record by all that it holds, which is looked at where nothing before it tells two records apart."""
+
+    def __init__(self, found: Record):
+        self.found = found
+
+    def _text(self) -> str:
+        return record_file.to_json(self.found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and (self.found is other.found or self._text() == other._text())
+
+    def __lt__(self, other: _Content) -> bool:
+        return self._text() < other._text()
 
 
 def in_order(described: list[tuple[Record, dict[str, str]]], keys: list[str]) -> Callable:
@@ -36,7 +56,7 @@ def in_order(described: list[tuple[Record, dict[str, str]]], keys: list[str]) ->
             str(measure.get("repeat")),
             str(train.get("seed")),
             str(found.config_key),
-            record_file.to_json(found),
+            _Content(found),
         )
 
     return order

@@ -10,9 +10,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from legroom.report.rows import Table
-from legroom.report.tables import LISTS, columns, number_notes, remarks
+from legroom.report.tables import LISTS, columns, fastest, number_notes, remarks
 
 NO_TERMINAL_WIDTH = 160  # characters, where stdout is not a terminal
+MOST_ROWS = 200  # that a terminal is shown
 JOB_WIDTH = 18  # the least width of the label once its columns are one
 
 
@@ -23,6 +24,7 @@ def screen_text(made: Table, width: int | None = None) -> str:
     """
     if width is None:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_TERMINAL_WIDTH
+    made = fastest(made, MOST_ROWS)
     cells = columns(made)
     notes = cells.pop("note", [""] * len(made.rows))
     numbers = {} if len(set(notes)) == 1 else number_notes(notes)
@@ -30,7 +32,11 @@ def screen_text(made: Table, width: int | None = None) -> str:
         f"{status} [{numbers[note]}]" if note in numbers else status for status, note in zip(cells["status"], notes)
     ]
     cells, left_out = _fit(cells, made, width)
-    lines = [f"Not shown, for want of width: {', '.join(left_out)}"] * bool(left_out)
+    lines = []
+    if made.left_out:
+        lines.append(f"Not shown: {made.left_out:,} slower jobs, which are in table.md and on the page.")
+    if left_out:
+        lines.append(f"Not shown, for want of width: {', '.join(left_out)}")
     lines += [*remarks(made), *_note_lines(made, notes, numbers if "status" in cells else {})]
     grid = _grid(cells, left={*made.labels, "job", "status", "bound by", "evaluation"})
     return printed(width, grid, *map(Text, lines))

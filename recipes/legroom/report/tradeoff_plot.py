@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_LINES = 40  # beside the plot
 MAX_NAMED = 14  # jobs up to which the picture of the trade-off numbers every one
 LOGARITHMIC = 30  # from this ratio of the largest to the smallest value on
 TOGETHER = 20  # pixels: numbers of jobs that lie closer stand side by side
@@ -46,17 +47,20 @@ def figure(made: Table) -> Figure:
     trained = {i: point for i, point in points.items() if not made.rows[i].diverged}
     best = best_tradeoffs(trained, lambda one, other: alike(made.rows[one], made.rows[other]))
     named = sorted(points, key=lambda i: points[i]) if len(points) <= MAX_NAMED else best
+    first, of_the_best = named[:MOST_LINES], set(best)
     drawn = new_figure(1.5 * PANEL, 3.5)
     axes = drawn.subplots()
     axes.set_title("Memory against throughput: up and to the left is better")
     axes.set_xlabel(f"{made.memory_name}, {unit} ({made.memory_meaning})")
     axes.set_ylabel("throughput, samples/s")
     if points:
-        _draw_points(axes, made, points, best, named)
+        _draw_points(axes, made, points, best, first)
     else:
         axes.text(0.5, 0.5, "no job has both figures", transform=axes.transAxes, ha="center", color=GREY)
     names, missing = job_names(made), [i for i in range(len(made.rows)) if i not in points]
-    lines = [(f"{n}  {names[i]}", i in best) for n, i in enumerate(named, 1)]
+    lines = [(f"{n}  {names[i]}", i in of_the_best) for n, i in enumerate(first, 1)]
+    if len(named) > len(first):
+        lines.append((f"and {len(named) - len(first)} more of the best", False))
     for i in missing[:MAX_NAMED]:
         lines.append((f"×  {names[i]}  {'not measured' if made.rows[i].done else made.rows[i].status}", False))
     lines += [(f"and {len(missing) - MAX_NAMED} more without figures", False)] * (len(missing) > MAX_NAMED)
@@ -78,9 +82,13 @@ def _draw_points(
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.plot(*zip(*(points[i] for i in best)), color=ORANGE, linewidth=1.2, drawstyle="steps-post", zorder=1)
+    of_the_best = set(best)
+    alike_drawn: dict[tuple[str, str], list[tuple[float, float]]] = {}  # (colour, edge) -> points
     for i, point in points.items():
-        edge = BLUE if i in best else "#9A9A9A"
-        axes.plot(*point, "o", color="white" if made.rows[i].estimate else edge, markeredgecolor=edge)
+        edge = BLUE if i in of_the_best else "#9A9A9A"
+        alike_drawn.setdefault(("white" if made.rows[i].estimate else edge, edge), []).append(point)
+    for (colour, edge), drawn in alike_drawn.items():
+        axes.plot(*zip(*drawn), "o", color=colour, markeredgecolor=edge)
     axes.margins(0.12)
     for values, axis, scale in zip(zip(*points.values()), (axes.xaxis, axes.yaxis), (axes.set_xscale, axes.set_yscale)):
         if min(values) > 0 and max(values) / min(values) > LOGARITHMIC:

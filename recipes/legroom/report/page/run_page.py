@@ -1,7 +1,6 @@
 """The page of one run or estimate: `page.html` beside its record."""
 
 import contextlib
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,9 @@ def write(found: Record, folder: Path, sweep: Path | None = None) -> Path:
     return folder / PAGE
 
 
-def refresh(found: Record, folder: Path, sweep: Path) -> None:
-    """Write the page of a job in a sweep, or its data alone, where they are missing or older than the record."""
+def refresh(found: Record, folder: Path, sweep: Path) -> bool:
+    """Write the page of a job in a sweep, or its data alone, where they are missing or older than the record. Returns
+    whether something was written."""
     written = (folder / record_file.FILE_NAME).stat().st_mtime_ns
     files = {name: folder / name for name in (PAGE, DATA)}
     old = [name for name, path in files.items() if not path.is_file() or path.stat().st_mtime_ns < written]
@@ -43,6 +43,7 @@ def refresh(found: Record, folder: Path, sweep: Path) -> None:
         write(found, folder, sweep)
     elif old:
         _write_data(found, folder, sweep)
+    return bool(old)
 
 
 def _write_data(found: Record, folder: Path, sweep: Path) -> str:
@@ -86,7 +87,7 @@ def data(found: Record, folder: Path) -> dict[str, Any]:
         step = step_file.read(folder)
     except (OSError, ValueError) as error:
         problem = f"{step_file.FILE_NAME} cannot be shown: {error}"
-    values = json.loads(record_file.to_json(found))
+    values = record_file.to_values(found)
     values["training"].pop("losses")  # they are among the steps
     return {
         "record": values,

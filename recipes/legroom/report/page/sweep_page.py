@@ -18,12 +18,14 @@ PAGE = run_page.PAGE
 SCRIPTS = ("common.js", "timeline.js", "sweep.js")
 START = "sweep-start.js"
 FILES = "table.md and results.csv"
+MOST_NEW_PAGES = 500  # of jobs that have none, in one report; a job makes its page itself when it ends
 PART_ORDER = ("parameters", "optimizer", "gradients", "activations", "other")  # as the page stacks them
 assert set(PART_ORDER) == {field for _, field in PARTS}
 
 
 def write(made: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
-    """Write the page of a table into a folder, and those of its jobs that lie below it and have none yet.
+    """Write the page of a table into a folder, and those of its jobs that lie below it and have none yet, of many jobs
+    MOST_NEW_PAGES at a time.
 
     folders: id of a record -> its folder. A run's own folder gets the run's page. Returns the page's path. Raises
     OSError.
@@ -33,10 +35,11 @@ def write(made: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
         own = next((run for run in records if folders.get(id(run)) and _same(folders[id(run)], target)), None)
         return [run_page.write(own, target)] if own is not None else []
     embed.write_shared(target)
+    inside, left = target.resolve(), MOST_NEW_PAGES
     for run in records:
         folder = folders.get(id(run))
-        if folder and folder.resolve().is_relative_to(target.resolve()) and not _same(folder, target):
-            run_page.refresh(run, folder, target)
+        if folder and left and folder.resolve().is_relative_to(inside) and not _same(folder, target):
+            left -= run_page.refresh(run, folder, target)
     script = f"legroom.sweep={embed.json_text(data(made, target, folders))};"
     text = embed.page(FILES, _title(made), SCRIPTS, script, START, embed.SHARED_FOLDER)
     atomic_file.write(target / PAGE, text.encode())

@@ -130,6 +130,7 @@ function lines(heading, rows) {
 // --- tables ----------------------------------------------------------------------------------------------
 
 const AT_FIRST = 80;  // rows of a long table that are there at once
+const MOST_LINES = 400;  // rows that are added without being asked for
 
 /** A table that is sorted by a click on a heading, or by Enter on it; then onsort(column, descending) is called.
     columns: {name, key: value of a row to sort by, text: what is shown (an element or a text), number, class}. */
@@ -169,9 +170,16 @@ function table(columns, rows, options = {}) {
         column.text ? column.text(row) : column.key(row))));
     const mine = ++drawing;  // what cannot be seen yet is added when the page has been shown
     body.replaceChildren(...order.slice(0, AT_FIRST).map(lineOf));
-    if (order.length > AT_FIRST) {
-      setTimeout(() => { if (mine === drawing) body.append(...order.slice(AT_FIRST).map(lineOf)); });
-    }
+    const add = (from, to) => {  // and of very many rows a part, until more are asked for
+      if (mine !== drawing) return;
+      body.append(...order.slice(from, to).map(lineOf));
+      if (order.length > to) {
+        const more = h("tr", {}, h("td", { colspan: columns.length }, h("button", { class: "small", type: "button",
+          onclick: () => { more.remove(); add(to, to + MOST_LINES); } }, `show ${Math.min(MOST_LINES, order.length - to)} more of ${order.length - to}`)));
+        body.append(more);
+      }
+    };
+    if (order.length > AT_FIRST) setTimeout(() => add(AT_FIRST, MOST_LINES));
   }
   draw();
   return h("div", { class: "scroll " + (options.class || "") }, h("table", {}, h("thead", {}, head), body));
