@@ -21,10 +21,13 @@ FIRST := model=llama_tiny data=source data.samples=6000 data.seq_len=128 train.m
 train: setup  ## train a tiny model on Python's library, in two minutes; other options: make train ARGS="precision=bf16"
 	$(RUN) train.py $(FIRST) $(ARGS)
 
-test: setup  ## run the tests without the long ones, in two processes
+cuda-build: setup  ## the CUDA build of this torch, once (1.5 GB, without NVIDIA's libraries): for the emulated device
+	@PYTHONPATH=recipes $(RUN) -m legroom.script_check.cuda_build
+
+test: setup cuda-build  ## run the tests without the long ones, in two processes
 	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)
 
-test-all: setup  ## run the long tests too: every pair of options, many kills, every launcher
+test-all: setup cuda-build  ## run the long tests too: every pair of options, many kills, every launcher
 	$(RUN) -m pytest -q -n 2 --dist loadfile -m "not slurm" $(ARGS)
 
 test-browser: setup  ## the pages in a real browser: installs playwright, and Chromium where there is none
@@ -33,8 +36,7 @@ test-browser: setup  ## the pages in a real browser: installs playwright, and Ch
 	  || { echo "No Chromium: install Debian's (apt install chromium), or see playwright.dev/python/docs/browsers"; exit 1; }
 	$(RUN) -m pytest -q -m browser tests $(ARGS)
 
-test-cuda-build: setup  ## a CUDA build of torch on the emulated GPU: installs it alone into ~/.cache/legroom, 1.5 GB
-	LEGROOM_CUDA_TORCH=$$($(RUN) tests/tools/cuda_build.py) && export LEGROOM_CUDA_TORCH && \
+test-cuda-build: cuda-build  ## every test that runs a CUDA build of torch on the emulated device, the long ones too
 	$(RUN) -m pytest -q -m cuda_build tests $(ARGS)
 
 test-slurm: setup  ## on a SLURM of this machine, as root: apt-get install slurm-wlm munge. About ten minutes
@@ -69,4 +71,4 @@ clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all test-browser test-cuda-build test-slurm check check-latest bench image clean
+.PHONY: help setup train cuda-build test test-all test-browser test-cuda-build test-slurm check check-latest bench image clean

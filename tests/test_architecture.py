@@ -58,6 +58,8 @@ PARENT = {
 } | LAYERS[-1]
 # Started in a process that has the heavy libraries: a worker, the fork server, a rank, the tracker's own process.
 NOT_PARENT = {
+    "legroom.script_check.recording",  # imported where a script was followed
+    "legroom.script_check.verdict",
     "legroom.jobs.training_run",  # imported by the worker alone
     "legroom.ranks.collectives",
     "legroom.levers.optim.optimizer",  # imported where a training is built, as every lever's apply.py
@@ -95,6 +97,8 @@ def source_files(folder: str) -> dict[str, Path]:
     found = {}
     start = ROOT / "recipes" if folder == "legroom" else ROOT
     for path in sorted((start / folder).rglob("*.py")):  # rglob follows no link, as the one to conf/
+        if "inside" in path.parts:  # put into other people's processes, and no part of the package
+            continue
         name = ".".join(path.relative_to(start).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found

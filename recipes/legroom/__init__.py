@@ -11,8 +11,8 @@ from legroom.version import VERSION
 
 if TYPE_CHECKING:
     from legroom.errors import Refusal
-    from legroom.foresight.programs.check import check
     from legroom.foresight.step_estimate import StepEstimate, estimate_step
+    from legroom.script_check.check import check
 
 __version__ = VERSION
 __all__ = ["Refusal", "StepEstimate", "__version__", "check", "estimate_step"]
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     elif name in ("StepEstimate", "estimate_step"):
         from legroom.foresight import step_estimate as module
     elif name == "check":
-        from legroom.foresight.programs import check as module
+        from legroom.script_check import check as module
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(module, name)

@@ -16,11 +16,13 @@ import pytest
 
 from legroom import emulated_gpu
 from legroom.emulated_gpu import Card
+from legroom.script_check import cuda_build, interpreter
 
-CUDA_TORCH = os.environ.get("LEGROOM_CUDA_TORCH")
+FETCHED = cuda_build.folder_of(interpreter.facts(Path(sys.executable)))
+CUDA_TORCH = os.environ.get("LEGROOM_CUDA_TORCH") or (str(FETCHED) if FETCHED.exists() else None)
 pytestmark = [
     pytest.mark.cuda_build,
-    pytest.mark.skipif(not CUDA_TORCH, reason="LEGROOM_CUDA_TORCH names no CUDA build of torch: make test-cuda-build"),
+    pytest.mark.skipif(not CUDA_TORCH, reason="no CUDA build of torch is fetched: make cuda-build"),
 ]
 
 MIB = 1024**2

@@ -13,7 +13,7 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from legroom.measure.memory_attribution import OPTIMIZER, OTHER
+from legroom.measure.kinds import OPTIMIZER, OTHER
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.op_flops import operation_flops
 from legroom.measure.storage_log import StorageLog

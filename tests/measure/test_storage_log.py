@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from legroom.measure import timeline as timelines
-from legroom.measure.memory_attribution import KINDS, OTHER, PARAMETER
+from legroom.measure.kinds import KINDS, OTHER, PARAMETER
 from legroom.measure.storage_log import StorageEntry, StorageLog
 from legroom.measure.timeline import timeline
 

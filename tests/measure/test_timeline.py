@@ -9,7 +9,7 @@ import torch
 from test_memory_ledger import Deep, Little, ready, step
 
 from legroom.levers.optim import apply as in_backward
-from legroom.measure.memory_attribution import KINDS
+from legroom.measure.kinds import KINDS
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.timeline import timeline
 

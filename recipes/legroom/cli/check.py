@@ -1,13 +1,15 @@
 """The command `check`: whether a training script that somebody wrote fits a GPU, and how fast it is there.
 
-  {0} --gpu rtx4090_24gb train.py --batch_size 12
-  {0} --gpu rtx4090_24gb,a100_80gb -- train.py --batch_size 12
+  {0} --gpu rtx4090_24gb -- python train.py --batch_size 12
+  {0} --gpu rtx4090_24gb,a100_80gb -- python train.py --batch_size 12
   {0} --gpu a100_80gb -- torchrun --nproc_per_node 4 train.py
   {0} --gpu a100_80gb --budget 24GiB -- trl sft --model_name_or_path ...
-  {0} --gpu rtx4090_24gb --try -- train.py --batch_size 12
+  {0} --gpu rtx4090_24gb --try -- python train.py --batch_size 12
 
-The script runs unchanged, on tensors without data, until its second optimizer step is over. What it writes and sends is
-held back. Exit code 0 when it fits, 3 when it does not (or is above --budget), 2 when there is no verdict.
+The script runs unchanged, with its own Python and its own torch, on a GPU that is emulated: memory is accounted for and
+nothing is computed. It is stopped when its second optimizer step is over. What it writes, sends or starts vanishes.
+
+Exit code 0 when it fits, 3 when it does not (or is above --budget), 2 when there is no verdict.
 """
 
 import argparse
@@ -23,10 +25,10 @@ from legroom import invocation, units
 from legroom.cli import check_levers, console
 from legroom.cli.exit_codes import OUT_OF_MEMORY, REFUSED
 from legroom.errors import Refusal
-from legroom.foresight.programs import check, command, process, program_record, script_batch, try_levers
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import DOES_NOT_FIT
-from legroom.units import GIB, MIB, PARTS
+from legroom.script_check import check, check_record, command, largest_batch, process, try_levers
+from legroom.units import GIB, MIB
 
 LARGEST = 5  # tensors that are printed
 
@@ -60,7 +62,7 @@ def parser_of(name: str, doc: str | None, usage: str) -> argparse.ArgumentParser
     parser = argparse.ArgumentParser(typed, *texts, formatter_class=formatter, allow_abbrev=False)
     add = parser.add_argument
     add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
-    add("--offline", action="store_true", help="the script downloads nothing")
+    add("--network", action="store_true", help="the script may use the network, to download a model or its rows")
     add("--json", action="store_true", help="print the figures as JSON, and nothing else")
     add("-m", dest="module", nargs=argparse.REMAINDER, default=[], help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -78,11 +80,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("check", __doc__, "[--gpu GPU[,GPU]] [options]")
     add = parser.add_argument
     add("--gpu", default="auto", help="an option of conf/gpu, several with commas; auto is the installed one")
-    add("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: the live tensors of a step on this CPU alone")
-    add("--gpus", type=int, metavar="N", help="rank 0 of N, where the command line has no launcher")
+    add("--gpus", type=int, metavar="N", help="one rank of N, where the command line has no launcher")
+    add("--rank", type=int, default=0, metavar="R", help="the rank that is followed (%(default)d)")
+    add(
+        "--with-cuda-build",
+        action="store_true",
+        help="fetch the CUDA build of the script's torch, where it is one for the CPU alone (1.5 GB, once)",
+    )
     add(
         "--budget",
-        type=_bytes_of,
+        type=bytes_of,
         default=math.inf,
         metavar="SIZE",
         help="exit code 3 above so much device memory, as in 24GiB",
@@ -97,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _bytes_of(text: str) -> int:
+def bytes_of(text: str) -> int:
+    """A size as it is typed: 24GiB, 24GB or 900MiB; a number alone is of GiB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text}: write a size as 24GiB, 24GB or 900MiB")
@@ -105,26 +113,8 @@ def _bytes_of(text: str) -> int:
     return int(float(found[1]) * unit)
 
 
-def _on_cpu(asked: argparse.Namespace) -> int:
-    """The live tensors of a step on the CPU, which have no verdict: its memory is that of the machine."""
-    if asked.tries or asked.batches or asked.evaluate or asked.into is not None:
-        raise Refusal("--device cpu counts live tensors, without --try, --largest-batch, --evaluate and --into.")
-    program = command.parse(asked.program)
-    settings = check.Settings(strict=asked.strict, seconds=asked.seconds, offline=asked.offline)
-    found, outcome = check.on_cpu(program, settings, Progress(program.name) if not asked.json else lambda _: None)
-    if asked.json:
-        console.say(json.dumps({"cpu": found}, indent=1))
-        return 0
-    parts = units.in_one([(name, found[f"{part}_bytes"]) for name, part in PARTS])
-    head = f"{program.name} on a CPU: {units.size(found['tensor_bytes'])} of live tensors at the peak\n  {parts}"
-    console.say("\n".join([head, *(f"  note: {note}" for note in [*found["notes"], *outcome.notes])]))
-    return 0
-
-
 def _checked(asked: argparse.Namespace, options: list[str]) -> int:
     """options: as they were typed."""
-    if asked.device == "cpu":
-        return _on_cpu(asked)
     names = list(dict.fromkeys(asked.gpu.split(",")))
     gpus = {name: gpu_of(name) for name in names}
     if not 0 <= asked.margin < 1:
@@ -132,11 +122,20 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
     if asked.tries and len(names) > 1:
         raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
     program = command.parse(asked.program)
-    changes = {} if asked.tries or asked.batches or asked.evaluate else None
-    limits = (asked.gpus, asked.seconds, asked.offline)
-    settings = check.Settings(asked.margin, asked.strict, *limits, changes, asked.into is not None, asked.budget)
+    settings = check.Settings(
+        margin=asked.margin,
+        strict=asked.strict,
+        ranks=asked.gpus,
+        rank=asked.rank,
+        seconds=asked.seconds,
+        network=asked.network,
+        changes={} if asked.tries or asked.batches or asked.evaluate else None,
+        page=asked.into is not None,
+        budget=asked.budget,
+        cuda_build=asked.with_cuda_build,
+    )
     if asked.into is not None:
-        program_record.prepare(asked.into, names)
+        check_record.prepare(asked.into, names)
     progress = Progress(program.name) if not asked.json else lambda _: None
     runs = check.followed(program, gpus, settings, progress)
     estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
@@ -146,14 +145,14 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
     for run in runs:
         if run.why:
             print(tail_of(run.outcome) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
-    records = {name: program_record.record_of(run, name, options) for run in runs for name in run.gpus}
+    records = {name: check_record.record_of(run, name, options) for run in runs for name in run.gpus}
     said = []
     try:
         if not any(run.why for run in runs):
             said = _beside(asked, dataclasses.replace(settings, page=False), runs, found, records, progress)
     finally:
         if asked.into is not None:
-            print(f"written: {program_record.write(asked.into, runs, records)}", file=sys.stderr)
+            print(f"written: {check_record.write(asked.into, runs, records)}", file=sys.stderr)
     for text in [json.dumps(found, indent=1)] if asked.json else map(_shorter, said):
         console.say(text)
     return _code(runs, asked.budget)
@@ -168,13 +167,13 @@ def _beside(asked: Any, settings: check.Settings, runs: list, found: dict, recor
         check_levers.enter(tryout, *records.values())
         said.append(check_levers.text_of(tryout))
     for run in runs if asked.batches else ():
-        for name, one in script_batch.largest(run, settings, asked.batch_flag, progress).items():
+        for name, one in largest_batch.largest(run, settings, asked.batch_flag, progress).items():
             found[name]["largest_batch"] = records[name].program.largest_batch = one.fits and one.fits.typed
             said.append(check_levers.batch_text(one))
     for run in runs if asked.evaluate else ():
         for name, one in try_levers.evaluated(run, settings).items():
             found[name]["evaluation"] = _plain(one)
-            program_record.enter_evaluation(records[name], one)
+            check_record.enter_evaluation(records[name], one)
             run.estimates[name] = max(run.estimates[name], one, key=lambda each: each.device_used_bytes)
             said.append(f"with an evaluation behind a step: {str(one).splitlines()[0]}")
     return said
@@ -182,9 +181,13 @@ def _beside(asked: Any, settings: check.Settings, runs: list, found: dict, recor
 
 def _print(estimates: dict[str, StepEstimate], names: list[str], runs: list[check.Checked]) -> None:
     for index, name in enumerate(name for name in names if name in estimates):
-        console.say("\n" * (index > 0) + text_of(estimates[name]))
+        if index > 0:
+            console.say("")
+        console.say(text_of(estimates[name]))
     for note in dict.fromkeys(note for run in runs for note in run.outcome.notes):
-        console.say(f"  note: {note}")
+        console.say(f"  note: {_shorter(note)}")
+    for text in dict.fromkeys(followed_text(run) for run in runs if run.estimates):
+        console.say(f"  {text}")
 
 
 def _code(runs: list[check.Checked], budget: float) -> int:
@@ -197,6 +200,12 @@ def _code(runs: list[check.Checked], budget: float) -> int:
         said = f"{units.size(one.device_used_bytes)} of device memory, and {units.size(budget)} are allowed"
         print(f"above --budget on {one.device_name}: {said}", file=sys.stderr)
     return OUT_OF_MEMORY if over or any(one.verdict == DOES_NOT_FIT for one in estimates) else 0
+
+
+def followed_text(run: check.Checked) -> str:
+    """What was followed of the script, what was not, and what kept its writes from the outside."""
+    steps = run.outcome.steps
+    return f"followed: {steps} optimizer steps; not seen: what the script does later. {run.outcome.protection}"
 
 
 def text_of(estimate: StepEstimate) -> str:

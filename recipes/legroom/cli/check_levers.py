@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from legroom.foresight.programs.program_record import bare
-from legroom.foresight.programs.script_batch import Largest
-from legroom.foresight.programs.try_levers import Trial, Tryout
 from legroom.foresight.step_estimate import StepEstimate
 from legroom.records.record import Record
+from legroom.script_check.check_record import bare
+from legroom.script_check.largest_batch import Largest
+from legroom.script_check.try_levers import Trial, Tryout
 from legroom.units import MIB
 
 

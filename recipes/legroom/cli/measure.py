@@ -4,9 +4,10 @@
   {0} --share record.json -- torchrun --nproc_per_node 1 train.py
 
 The script really runs, on the GPU if it uses one and otherwise on the CPU, for --steps optimizer steps. The tensors of
-the first two are counted, one by one; the steps after them are timed without that. What the script writes and sends is
-held back. Exit code 0 when it was measured, 2 when it was not. --share writes sizes, times and versions, and neither
-names nor paths nor data.
+the first two are counted, one by one; the steps after them are timed without that. What it writes is written.
+
+Exit code 0 when it was measured, 2 when it was not. --share writes sizes, times and versions, and neither names nor
+paths nor data.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from legroom import invocation
 from legroom.cli import console
 from legroom.cli.check import Progress, parsed, parser_of, refused
 from legroom.errors import Refusal
-from legroom.foresight.programs import check, command, measure, process
+from legroom.script_check import check, command, measure
 from legroom.units import MIB
 
 
@@ -33,10 +34,9 @@ def main(argv: list[str]) -> int:
         if asked.steps < 2:
             raise Refusal(f"--steps {asked.steps}: it takes two steps until one is like every later one.")
         program = command.parse(asked.program)
-        limits, progress = process.Limits(asked.seconds), Progress(program.name)
-        done = measure.measure(program, limits, asked.steps, asked.offline, progress)
-        if not asked.no_prediction:
-            done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, offline=asked.offline))
+        done = measure.measure(program, asked.seconds, asked.steps, Progress(program.name))
+        if not asked.no_prediction and done.found["device"] == "cuda":
+            done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, network=asked.network))
     except Refusal as error:
         return refused(error)
     if asked.share is not None:
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 def _with_prediction(done: measure.Measurement, program: command.Program, settings: check.Settings) -> Any:
     try:
-        return dataclasses.replace(done, predicted=measure.predicted(program, done.found, settings))
+        return dataclasses.replace(done, predicted=measure.predicted(program, settings))
     except Refusal as error:
         done.found["notes"].append(f"there is no prediction beside it: {error}")
         return done
@@ -56,7 +56,7 @@ def _with_prediction(done: measure.Measurement, program: command.Program, settin
 def text_of(done: measure.Measurement, program: command.Program) -> str:
     """The figures, with those of the prediction beside them where there is one."""
     found, predicted = done.found, done.predicted or {}
-    head = f"{program.name} on {found['device_name']}: {found['steps']} optimizer steps"
+    head = f"{program.name} on {found['device_name']}: {done.outcome.steps} optimizer steps"
     lines = [head, " " * 26 + ("predicted    " if predicted else "") + "measured"]
     for name, value in done.measured.items():
         if value is None:
@@ -66,8 +66,6 @@ def text_of(done: measure.Measurement, program: command.Program) -> str:
         cells = "".join(f"{'' if each is None else f'{each / factor:,.2f}':>13}" for each in shown)
         lines.append(f"  {name.rpartition('_')[0]:<16}{cells} {unit}")
     phase = {"step": "optimizer's update"}.get(found["peak_phase"], f"{found['peak_phase']} pass")
-    lines.append(f"  peak in the {phase} of the second step; {found['parameters']:,} parameters")
+    lines.append(f"  peak in the {phase} of the second step; {found['trained_parameters']:,} trained parameters")
     notes = [*found["notes"], *done.outcome.notes]
-    if found["skipped_steps"]:
-        notes.append(f"{found['skipped_steps']} steps were left out by a gradient scaler.")
     return "\n".join([*lines, *(f"  note: {note}" for note in notes)])

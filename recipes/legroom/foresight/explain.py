@@ -4,15 +4,20 @@ A tensor is described by the module and the operation that made it. In the backw
 forward pass made the inputs of the operation, where that is known.
 """
 
+from __future__ import annotations
+
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.speed.anatomy import without_numbers
-from legroom.measure.memory_attribution import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
-from legroom.measure.timeline import phases
+from legroom.measure.kinds import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
+from legroom.measure.storage_log import StorageLog
+from legroom.measure.timeline import Origins, phases
 from legroom.units import MIB
+
+if TYPE_CHECKING:
+    from legroom.foresight.fake_gpu.op_trace import OpTrace
 
 NAMES = ("weights", "their low-precision copies", "optimizer states", "gradients", "activations", "other")  # of ORDER
 LARGEST = 10  # how many tensors are listed
@@ -20,7 +25,17 @@ ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # of the pict
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito, for colour-blind readers
 
 
-def largest(trace: OpTrace) -> list[dict[str, Any]]:
+class Traced(Protocol):
+    """A followed step: of an estimate (OpTrace), or of a script (script_check.recording.Recording)."""
+
+    @property
+    def log(self) -> StorageLog: ...
+
+    @property
+    def origins(self) -> Origins | None: ...
+
+
+def largest(trace: Traced) -> list[dict[str, Any]]:
     """The largest storages alive at the peak of the last step, with bytes, part and made_by.
 
     Storages that differ only in the number of their layer are one entry, with their count.

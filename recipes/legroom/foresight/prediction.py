@@ -1,20 +1,19 @@
 """A simulated step as the figures of a record: memory, speed, whether it fits, and the assumptions behind them."""
 
 import functools
-import math
 import statistics
 
 from legroom import units
-from legroom.config import Config, Gpu
+from legroom.config import Config
 from legroom.foresight import evaluation_memory
+from legroom.foresight.gpu_room import context, judged, usable_bytes
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.settings import UNLIMITED, limits_of
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed import calibrated, links, multiples, roofline
+from legroom.foresight.speed import links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs
-from legroom.records.record import DOES_NOT_FIT, FITS, STEP, TIGHT, Error, Estimate, Record
-from legroom.units import GIB
+from legroom.records.record import FITS, TIGHT, Error, Estimate, Record
 
 LEAST_PADDING = 0.05  # the least share of padding that is named
 NO_CPU_TIME = "no time of a step on a CPU is predicted: train.max_steps=20 without recipe=estimate measures it."
@@ -27,36 +26,9 @@ def allocator_bytes(cfg: Config) -> int:
     return usable_bytes(cfg.gpu, nccl_bytes(cfg), cfg.launch.memory_limit_gib)
 
 
-def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> int:
-    """What CUDA's context, NCCL and a limit leave of a GPU for torch's allocator."""
-    free = gpu.memory_bytes - context(gpu)[0] - nccl_bytes
-    return free if memory_limit_gib is None else min(free, int(memory_limit_gib * GIB))
-
-
-def context(gpu: Gpu) -> tuple[int, bool]:
-    """(bytes that CUDA's context takes, whether they were measured): what was typed, what `calibrate` measured
-    here, or what conf/gpu/ has."""
-    here, listed = calibrated.gpu(gpu.device_name), gpu_specs.find(gpu.device_name, gpu.memory_bytes)
-    typed = listed is not None and listed["context_bytes"] != gpu.context_bytes
-    if here is None or here.context_bytes is None or typed:
-        return gpu.context_bytes, gpu.context_from == "measured"
-    return here.context_bytes, True
-
-
 def nccl_bytes(cfg: Config) -> int:
     """What NCCL takes on each of several GPUs, outside torch's allocator."""
     return cfg.gpu.nccl_bytes if cfg.parallelism.world_size > 1 else 0
-
-
-def judged(gpu: Gpu, share: float, margin_bytes: int, reserved_bytes: int, lacking_bytes: int = 0) -> Estimate:
-    """The verdict on a step that reserves so much and leaves margin_bytes free.
-
-    Measured memory exceeds a prediction now and then, so that 'fits' keeps a share of it free (`estimate.margin`), and
-    beside it what batches of different lengths lacked where just reserved_bytes were there (lacking_bytes).
-    """
-    kept = math.ceil(share * reserved_bytes) + (lacking_bytes if share else 0)
-    verdict = DOES_NOT_FIT if margin_bytes < 0 else TIGHT if margin_bytes < kept else FITS
-    return Estimate(verdict == FITS, margin_bytes, gpu.memory_bytes, verdict, kept, decided_by=STEP)
 
 
 def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from legroom.measure import memory_attribution as kinds
 from legroom.measure import outside_autograd
+from legroom.measure.kinds import KINDS
 from legroom.measure.op_flops import backward_flops, has_flop_formula, operation_flops
 from legroom.measure.op_observer import OpObserverMode
 from legroom.measure.storage_log import StorageLog
@@ -137,7 +138,7 @@ class MemoryLedger:
         events = self.log.events
         peak_index = self.log.peak_index()
         peak_bytes = sum(sign * entry.bytes for entry, sign in events[: peak_index + 1])
-        live_bytes: dict[str, int] = dict.fromkeys(kinds.KINDS, 0)
+        live_bytes: dict[str, int] = dict.fromkeys(KINDS, 0)
         at_peak, largest = live_bytes, dict(live_bytes)
         for index, (entry, sign) in enumerate(events):
             live_bytes[entry.kind] += sign * entry.bytes

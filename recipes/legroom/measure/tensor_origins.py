@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 
-from legroom.measure.memory_attribution import ACTIVATION, COPY, PARAMETER
+from legroom.measure.kinds import ACTIVATION, COPY, PARAMETER
 from legroom.measure.storage_log import StorageEntry, StorageLog
 from legroom.third_party.torch_private import held_tensors, op_name
 

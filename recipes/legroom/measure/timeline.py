@@ -2,17 +2,22 @@
 
 import heapq
 import math
-from typing import Any
+from typing import Any, Protocol
 
-from legroom.measure.memory_attribution import KINDS
+from legroom.measure.kinds import KINDS
 from legroom.measure.storage_log import StorageEntry, StorageLog
-from legroom.measure.tensor_origins import TensorOrigins
 
 MOST_BLOCKS = 12_000  # tensors that are listed one by one; the smaller ones are summed up
 MOST_POINTS = 1_000  # of the sums of the others
 
 
-def timeline(log: StorageLog, origins: TensorOrigins, most_blocks: int = MOST_BLOCKS) -> dict[str, Any]:
+class Origins(Protocol):
+    """What made each storage, by the id of its entry: a TensorOrigins, or those of a recording."""
+
+    def __getitem__(self, entry_id: int, /) -> str: ...
+
+
+def timeline(log: StorageLog, origins: Origins, most_blocks: int = MOST_BLOCKS) -> dict[str, Any]:
     """The last step of a log, in JSON's types.
 
     Moment 0 is the beginning of the step; each allocation and each free is one moment more. A block is a tensor's

@@ -225,7 +225,7 @@ class Error:
 
 @dataclass
 class Program:
-    """The script of `legroom check`, which was followed on a played GPU."""
+    """The script of `legroom check`, which was followed on an emulated GPU."""
 
     name: str  # the file without its folder, or the module
     typed: str  # the script, or its launcher, with its arguments, as typed, but *** for access tokens and passwords

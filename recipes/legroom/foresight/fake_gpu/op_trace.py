@@ -20,7 +20,7 @@ from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.memory import allocator
 from legroom.foresight.speed.operation_names import PRODUCTS
 from legroom.foresight.speed.operations import Tally
-from legroom.measure.memory_attribution import OTHER
+from legroom.measure.kinds import OTHER
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.third_party.torch_private import op_name
 from legroom.units import MIB

@@ -1,0 +1,207 @@
+"""`legroom.check`: what somebody's training script would take on a GPU. Imports no torch before there is a verdict."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from legroom.config import Gpu
+from legroom.errors import Refusal
+from legroom.foresight.step_estimate import MARGIN, StepEstimate, gpu_of
+from legroom.script_check import command, cuda_build, device, process
+from legroom.script_check.command import Program
+from legroom.script_check.interpreter import Environment
+
+STEPS = 2  # the first creates the optimizer's states, and the second is like every later one
+SECONDS = 600.0
+MOST_YES = 3  # lines that are answered yes, one after the other, where no was the end
+
+
+@dataclass
+class Checked:
+    """What a script came to on one GPU.
+
+    outcome: how its process ended. estimates: by the GPU's name. why: there is none. facts: what it trains with. gpus:
+    those that were asked. steps: by the GPU's name, what a page shows of the step, where Settings.page is true.
+    """
+
+    program: Program
+    outcome: process.Outcome
+    estimates: dict[str, StepEstimate] = field(default_factory=dict)
+    why: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """margin: what 'fits' keeps free, as a share. strict: a number that nobody computed decides nothing. ranks: of the
+    training; None: as many as the command line's launcher starts. rank: which is followed. seconds: that the script may
+    take. network: it may use the network. changes: in the script while it runs (inside/legroom_inside/levers.py); None:
+    it is not looked at. page: whether a page will show the step. budget: bytes of device memory above which nothing
+    'fits'. cuda_build: the CUDA build of the script's torch may be fetched. longest: two more steps are on the longest
+    rows that the script reads.
+    memory_bytes: of this machine that it may take; None: nearly all that is free."""
+
+    margin: float = MARGIN
+    strict: bool = False
+    ranks: int | None = None
+    rank: int = 0
+    seconds: float = SECONDS
+    network: bool = False
+    changes: Mapping[str, Any] | None = None
+    page: bool = False
+    budget: float = math.inf
+    cuda_build: bool = False
+    longest: bool = True
+    memory_bytes: int | None = None
+
+
+class NotFollowed(Refusal):
+    """A script that took fewer steps than are needed. outcome: how its run ended."""
+
+    def __init__(self, outcome: process.Outcome, why: str):
+        super().__init__(why)
+        self.outcome = outcome
+
+
+def check(
+    script: str | os.PathLike,
+    argv: Sequence[str] = (),
+    *,
+    gpu: str | Mapping[str, Any] = "auto",
+    margin: float = MARGIN,
+    gpus: int | None = None,
+    strict: bool = False,
+    seconds: float = SECONDS,
+    network: bool = False,
+) -> StepEstimate:
+    """Predict memory and time of a training script on a GPU that need not be there. The script is not changed.
+
+    It runs in a process of its own, with its own Python and its own torch, until its second optimizer step is over. The
+    device is emulated: memory is accounted for and nothing is computed. What it would write or send is held back.
+
+    script: its file, or "torchrun" and its like with all that follows in argv. gpu, margin: as for `estimate_step`.
+    gpus: rank 0 of so many. strict: refuse a script that decides by a number that nobody computed. seconds: the most
+    that it may take. network: whether it may use the network.
+
+    Raises Refusal for a script that cannot be followed, or that ends with an error of its own, which is named.
+    """
+    program = command.parse([os.fspath(script), *argv])
+    settings = Settings(margin, strict, gpus, seconds=seconds, network=network)
+    (found,) = followed(program, {"": gpu_of(gpu)}, settings)
+    if not found.estimates:
+        raise Refusal(found.why)
+    return found.estimates[""]
+
+
+def followed(
+    program: Program,
+    gpus: dict[str, Gpu],
+    settings: Settings,
+    on_message: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> list[Checked]:
+    """Run a program on each GPU. Returns what came of each. Raises Refusal where its environment cannot be used."""
+    if settings.ranks is not None:
+        variables = command.rank_environment(settings.ranks, None, settings.rank)
+        environment = program.environment | variables
+        program = dataclasses.replace(
+            program, ranks=settings.ranks, local_ranks=settings.ranks, environment=environment
+        )
+    environment = process.environment_for(program, settings.cuda_build)
+    return [_one(program, environment, name, gpu, settings, on_message) for name, gpu in gpus.items()]
+
+
+def _one(
+    program: Program, environment: Environment, name: str, gpu: Gpu, settings: Settings, on_message: Callable
+) -> Checked:
+    """What a program comes to on one GPU."""
+    ranks = program.ranks or 1
+    options: dict[str, Any] = {"strict": settings.strict, "longest": settings.longest}
+    if settings.changes is not None:
+        options["changes"] = settings.changes
+    steps = STEPS + (1 if ranks > 1 else 0)  # DDP orders its buckets anew in the second
+    asked = process.Asked(steps, options, settings.seconds, settings.memory_bytes, settings.network)
+    cuda_major = cuda_build.cuda_major(environment)
+    assert cuda_major is not None, "environment_for has seen to it"
+    cards = min(program.local_ranks or 1, device.MOST_CARDS)
+
+    def run(memory_bytes: int, yes: Sequence[str]) -> process.Outcome:
+        variables = device.variables(gpu, cuda_major, cards, memory_bytes, os.environ)
+        made = dataclasses.replace(asked, options={**options, "yes": list(yes)})
+        return process.run(program, environment, variables, made, on_message)
+
+    yes: list[str] = []
+    outcome = run(gpu.memory_bytes, yes)
+    ran_out = outcome.found is None and outcome.ran_out
+    if ran_out:
+        outcome = run(device.MORE_THAN_ANY_BYTES, yes)
+    while outcome.found is None and outcome.status in (process.FAILED, process.ENDED) and len(yes) < MOST_YES:
+        line = _last_decided(outcome, yes)
+        if line is None:
+            break
+        yes.append(line)  # no has led to an end: what would yes have led to?
+        other = run(device.MORE_THAN_ANY_BYTES if ran_out else gpu.memory_bytes, yes)
+        if other.found is None and other.ran_out and not ran_out:
+            ran_out = True
+            other = run(device.MORE_THAN_ANY_BYTES, yes)
+        if other.found is None and other.steps < outcome.steps:
+            break
+        outcome = other
+    made = Checked(program, outcome, gpus={name: gpu})
+    if outcome.found is None:
+        made.why = why_not(outcome, steps)
+        return made
+    made.facts = outcome.found.get("facts", {})
+    from legroom.script_check import recording, verdict  # imports torch
+
+    seen = recording.read(outcome.found)
+    if not seen.log.events:
+        made.why = "nothing of the step is on the GPU: the script does not move its model there."
+        return made
+    made.estimates[name] = verdict.judge(seen, gpu, settings.margin, ranks, ran_out)
+    if settings.page:
+        made.steps[name] = verdict.page(seen, gpu, ranks)
+    return made
+
+
+def _last_decided(outcome: process.Outcome, answered: Sequence[str]) -> str | None:
+    """The line that decided last by a number that nobody computed, and was answered no."""
+    for note in reversed(outcome.notes):
+        line, decides, _ = note.partition(" decides by a number that nobody computed")
+        if decides and line not in answered:
+            return line
+    return None
+
+
+def why_not(outcome: process.Outcome, steps: int = STEPS) -> str:
+    """Why there is no verdict, in a line: whose fault it was, and where."""
+    decided = [note.partition(" decides by")[0] for note in outcome.notes if " decides by a number" in note]
+    guessed = ""
+    if decided:
+        guessed = f" (It decides by a number that nobody computed, at {', '.join(decided[:3])}.)"
+    where = f"{outcome.line}: " if outcome.line and outcome.line not in outcome.error else ""
+    if outcome.status == process.REFUSED:
+        return f"{where}{outcome.error}"
+    if outcome.status == process.FAILED:
+        for note in outcome.notes:
+            line, is_beyond, _ = note.partition(" makes a")
+            if is_beyond and "beyond all sizes" in note:
+                return f"{line}: a size is made of a number that only a run computes. Pad to a fixed size."
+    if outcome.status == process.FAILED:
+        return f"the script fails: {where}{outcome.error or 'see what it printed'}{guessed}"
+    if outcome.status == process.ENDED:
+        if outcome.exit_code:  # it has said why: a wrong argument, mostly
+            return (
+                f"the script ended by itself, with exit code {outcome.exit_code}, after {outcome.steps} optimizer "
+                f"steps, and {steps} are needed."
+            )
+        return (
+            f"the script ended after {outcome.steps} optimizer steps, and {steps} are needed: give it more rows or "
+            f"more steps.{guessed}"
+        )
+    reached = f", behind {outcome.reached}" if outcome.reached else ""
+    return f"{outcome.error} after {outcome.steps} optimizer steps{reached}."

@@ -1,0 +1,27 @@
+"""The device that a script is followed on: a card of the menu gpu, emulated. Imports no torch."""
+
+from collections.abc import Mapping
+
+from legroom import emulated_gpu
+from legroom.config import Gpu
+from legroom.errors import Refusal
+
+MOST_CARDS = 8  # that one machine has
+MORE_THAN_ANY_BYTES = 2**44  # a device on which nothing runs out: how much would have been needed
+
+
+def variables(gpu: Gpu, cuda_major: int, cards: int, memory_bytes: int, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that is to find `cards` of these GPUs, with so much memory each. base: what else is
+    in it. Raises Refusal where the device cannot be built."""
+    card = emulated_gpu.Card(
+        name=gpu.device_name,
+        capability=gpu.capability,
+        multiprocessors=gpu.sm_count,
+        memory_bytes=memory_bytes,
+        context_bytes=gpu.context_bytes,
+        count=cards,
+    )
+    try:
+        return emulated_gpu.environment(card, cuda_major, base)
+    except emulated_gpu.BuildError as error:
+        raise Refusal(str(error)) from error

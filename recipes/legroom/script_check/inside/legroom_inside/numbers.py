@@ -1,0 +1,198 @@
+"""Numbers that nobody computed: they can be printed and calculated with, and whatever they decide is noted.
+
+A float stands as 1.0. A whole number stands as its upper bound where one is known (`(mask > 0).sum()` is at most the
+number of elements) and otherwise as BEYOND, which no memory holds: a size is never too small without a word.
+"""
+
+from __future__ import annotations
+
+import dis
+import math
+import sys
+
+from legroom_inside import branches, places
+
+BEYOND = 2**40 + 15  # a whole number without a bound: as a size it is refused by torch or ends in out of memory
+MOST_DECISIONS = 5000  # at one line: a loop that a number would end
+BINARY = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")
+COMPARING = ("COMPARE_OP", "CONTAINS_OP")  # of Python's bytecode
+
+
+class Decisions:
+    """What is decided by numbers that nobody computed. say: takes a note. yes: lines that are answered yes; all others
+    are answered no. strict: nothing may be decided."""
+
+    def __init__(self, say, yes=(), strict=False):
+        self.say, self.yes, self.strict = say, set(yes), strict
+        self.counts = {}
+
+    def answer(self):
+        """The answer to a comparison: as the script's own line wants it, where that can be read, and otherwise no."""
+        where = places.line()
+        self.counts[where] = self.counts.get(where, 0) + 1
+        if self.strict:
+            raise Unfollowed(f"{where}: the script decides by a number that only a run computes (--strict).")
+        if self.counts[where] > MOST_DECISIONS:
+            raise Unfollowed(
+                f"{where}: the script has decided {MOST_DECISIONS} times by a number that only a run computes: a loop "
+                "that this number would end cannot be followed."
+            )
+        wanted = True if where in self.yes else branches.wanted(where)
+        taken = "yes" if wanted else "no"
+        self.say(f"{where} decides by a number that nobody computed; the answer is taken to be {taken}.")
+        return bool(wanted)
+
+    def whole(self, bound, used_as="a whole number"):
+        """The whole number that stands for one that nobody computed, with a note. bound: its upper bound, or None."""
+        where = places.line()
+        if bound is None:
+            self.say(f"{where} makes {used_as} of a number that nobody computed: it is taken as beyond all sizes.")
+            return BEYOND
+        self.say(f"{where} makes {used_as} of a number that nobody computed: its upper bound, {bound}, is taken.")
+        return bound
+
+
+class Unfollowed(BaseException):
+    """The script cannot be followed further. It is no Exception, so that no `except` of the script takes it."""
+
+
+DECISIONS = Decisions(lambda text: None)  # the process's own; `begin` sets it
+
+
+def _bound(number):
+    """The upper bound of a number; None: not known."""
+    if isinstance(number, (UnknownFloat, UnknownInt)):
+        return number.bound
+    return number if isinstance(number, (int, float)) else None
+
+
+def _calculated_bound(name, left, right):
+    """The upper bound of a result, for numbers that are at least 0."""
+    a, b = _bound(left), _bound(right)
+    if a is None or b is None:
+        return None
+    if name == "add":
+        return a + b
+    if name == "mul":
+        return a * b if a >= 0 and b >= 0 else None
+    if name == "sub":
+        return a - right if not isinstance(right, (UnknownFloat, UnknownInt)) else a
+    if name == "truediv" or name == "floordiv":
+        known = not isinstance(right, (UnknownFloat, UnknownInt)) and right > 0
+        return a / right if known else None
+    if name == "mod":
+        return b
+    return None
+
+
+def _is_infinite(*others):
+    return any(isinstance(other, float) and math.isinf(other) for other in others)
+
+
+def _calculating(name, swapped):
+    def calculate(self, other, *_):
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        left, right = (other, self) if swapped else (self, other)
+        bound = _calculated_bound(name, left, right)
+        whole = isinstance(left, int) and isinstance(right, int) and name != "truediv"
+        return unknown_int(bound) if whole else unknown_float(bound)
+
+    return calculate
+
+
+def _comparing(name):
+    def compare(self, *others):
+        if _is_infinite(*others):
+            return getattr(float, name)(float.__float__(self) if isinstance(self, float) else 1.0, *others)
+        return DECISIONS.answer()
+
+    return compare
+
+
+def _equal(self, other):
+    caller = sys._getframe(1)
+    operation = dis.opname[caller.f_code.co_code[caller.f_lasti]]
+    if operation not in COMPARING or _is_infinite(other):
+        return self is other  # a dictionary or a set looks for a key
+    if other is self:
+        return True  # `loss == loss`: it is a number
+    return DECISIONS.answer()
+
+
+def _not_equal(self, other):
+    if other is self:
+        return False
+    return True if _is_infinite(other) else DECISIONS.answer()
+
+
+class _Unknown:
+    """What both kinds share. bound: the upper bound, or None."""
+
+    bound = None
+
+    def __neg__(self):
+        return unknown_float(None)
+
+    def __abs__(self):
+        return self
+
+    def __round__(self, digits=None):
+        if digits is not None:
+            return self
+        return unknown_int(None if self.bound is None else round(self.bound))
+
+    def __ceil__(self):
+        return unknown_int(None if self.bound is None else math.ceil(self.bound))
+
+    def __floor__(self):
+        return unknown_int(None if self.bound is None else math.floor(self.bound))
+
+    __trunc__ = __floor__
+
+    def __int__(self):
+        bound = None if self.bound is None else int(self.bound)
+        return DECISIONS.whole(bound)
+
+    def __reduce__(self):
+        return (float, (1.0,)) if isinstance(self, float) else (int, (int.__int__(self),))
+
+    __eq__, __ne__ = _equal, _not_equal
+    __lt__, __le__, __gt__, __ge__ = (_comparing(f"__{name}__") for name in ("lt", "le", "gt", "ge"))
+
+    def __bool__(self):
+        return DECISIONS.answer()
+
+    def __hash__(self):
+        return id(self)
+
+
+for _name in BINARY:
+    setattr(_Unknown, f"__{_name}__", _calculating(_name, False))
+    setattr(_Unknown, f"__r{_name}__", _calculating(_name, True))
+
+
+class UnknownFloat(_Unknown, float):
+    """A float that nobody computed."""
+
+    def is_integer(self):
+        return False
+
+
+class UnknownInt(_Unknown, int):
+    """A whole number that nobody computed. Its value, as torch and C read it, is its upper bound or BEYOND."""
+
+    def __index__(self):
+        return DECISIONS.whole(None if self.bound is None else int(self.bound), "a size or a position")
+
+
+def unknown_float(bound=None):
+    number = UnknownFloat(1.0)
+    number.bound = bound
+    return number
+
+
+def unknown_int(bound=None):
+    number = UnknownInt(BEYOND if bound is None else int(bound))
+    number.bound = None if bound is None else int(bound)
+    return number

@@ -1,0 +1,107 @@
+"""Rank r of N ranks, alone: collectives run on the NCCL interface of the device that is not there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import torch.distributed as dist
+
+UNKNOWN = bytes(128)  # what another rank would have written into the store: NCCL's identifiers are as long
+
+
+class LoneStore(getattr(dist, "Store", object)):
+    """A store that waits for nobody: what other ranks would have written is there already, as zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = _bytes(value)
+
+    def get(self, key):
+        return self.values.get(key, UNKNOWN)
+
+    def add(self, key, amount):
+        total = int(self.values.get(key, b"0")) + amount
+        self.values[key] = b"%d" % total
+        return total
+
+    def compare_set(self, key, expected, desired):
+        if self.values.get(key, b"") in (b"", _bytes(expected)):
+            self.set(key, desired)
+        return self.get(key)
+
+    def wait(self, keys, timeout=None):
+        return None
+
+    def check(self, keys):
+        return True
+
+    def delete_key(self, key):
+        return self.values.pop(key, None) is not None
+
+    def num_keys(self):
+        return len(self.values)
+
+    def multi_get(self, keys):
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys, values):
+        for key, value in zip(keys, values):
+            self.set(key, value)
+
+    def append(self, key, value):
+        self.set(key, self.values.get(key, b"") + _bytes(value))
+
+    def has_extended_api(self):
+        return True
+
+    def set_timeout(self, timeout):
+        return None
+
+    def clone(self):
+        return self
+
+
+def _bytes(value):
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def install():
+    """Let init_process_group and new_group wait for nobody."""
+    if not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d
+
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # it registers the backend "fake"
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    initialise, new_group = distributed_c10d.init_process_group, distributed_c10d.new_group
+
+    store = LoneStore()  # one that Python holds for as long as the process lives: torch holds its other half
+
+    def begin(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, _=None, *args, **settings):
+        world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", 1))
+        rank = rank if rank >= 0 else int(os.environ.get("RANK", 0))
+        settings.pop("store", None)
+        if timeout is not None:
+            settings["timeout"] = timeout
+        return initialise(_alone(backend), world_size=world_size, rank=rank, store=store, **settings)
+
+    def group(ranks=None, timeout=None, backend=None, *args, **settings):
+        return new_group(ranks, timeout, None if backend is None else _alone(backend), *args, **settings)
+
+    for module in (dist, distributed_c10d):
+        module.init_process_group = begin
+        module.new_group = group
+
+
+def _alone(backend):
+    """The backends of a group whose other ranks are not there: gloo would wait for them."""
+    text = "" if backend is None else str(backend).lower()
+    if text in ("", "undefined", "nccl"):
+        return "cpu:fake,cuda:nccl"
+    if ":" not in text:
+        return "fake"
+    return ",".join(part.replace("gloo", "fake").replace("mpi", "fake") for part in text.split(","))

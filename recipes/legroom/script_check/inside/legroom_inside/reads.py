@@ -1,0 +1,99 @@
+"""What the script's Python code reads of tensors whose values nobody computed."""
+
+from __future__ import annotations
+
+import torch
+
+from legroom_inside import numbers, places
+
+CONVERSIONS = ("__float__", "__int__", "__index__", "__bool__")
+METHODS = ("item", "tolist", "numpy", "__repr__", *CONVERSIONS)
+
+
+class Reads:
+    """Stands for the methods of torch.Tensor that read values. say: takes a note."""
+
+    def __init__(self, recorder, say):
+        self.recorder, self.say = recorder, say
+        self.decisions, self.known = recorder.decisions, recorder.known
+        self.real = {name: getattr(torch.Tensor, name) for name in METHODS}
+
+    def is_unknown(self, tensor):
+        return not torch.compiler.is_compiling() and self.recorder.is_unknown(tensor)
+
+    def number(self, tensor):
+        """A number that stands for one that nobody computed."""
+        if tensor.dtype == torch.bool:
+            return self.decisions.answer()
+        if tensor.is_floating_point():
+            return numbers.unknown_float()
+        bound = self.known.bound(tensor)
+        if bound is None:
+            self.say(f"{places.line()} reads a whole number that nobody computed, beyond all sizes.")
+        else:
+            self.say(f"{places.line()} reads a whole number that nobody computed: as a size it is at most {bound:,}.")
+        return numbers.unknown_int(bound)
+
+    def item(self, tensor):
+        if tensor.numel() != 1 or not self.is_unknown(tensor):
+            return self.real["item"](tensor)
+        return self.number(tensor)
+
+    def tolist(self, tensor):
+        if not tensor.numel() or not self.is_unknown(tensor):
+            return self.real["tolist"](tensor)
+        self.say(f"{places.line()} reads {tensor.numel()} numbers that nobody computed.")
+        return _nested(tensor.shape, self.number(tensor))
+
+    def numpy(self, tensor, *args, **settings):
+        is_whole = tensor.device.type == "cpu" and not tensor.is_floating_point()
+        if is_whole and tensor.numel() and self.is_unknown(tensor):
+            self.say(f"{places.line()} reads numbers that nobody computed; they are taken as 0.")
+        return self.real["numpy"](tensor, *args, **settings)
+
+    def represented(self, tensor, **settings):
+        if self.is_unknown(tensor):
+            return f"tensor(not computed, size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+        return self.real["__repr__"](tensor, **settings)
+
+    def converted(self, name, tensor):
+        """`float(tensor)` and its kin."""
+        if tensor.numel() != 1 or not self.is_unknown(tensor):
+            return self.real[name](tensor)
+        if name == "__bool__":
+            return self.decisions.answer()
+        if name == "__float__":
+            return 1.0
+        if tensor.dtype == torch.bool:
+            return int(self.decisions.answer())
+        bound = None if tensor.is_floating_point() else self.known.bound(tensor)
+        return self.decisions.whole(bound, "a size or a position" if name == "__index__" else "a whole number")
+
+    def compared(self, compare, left, right, *args, **settings):
+        """`torch.equal` and its kin."""
+        if any(isinstance(each, torch.Tensor) and self.is_unknown(each) for each in (left, right)):
+            return self.decisions.answer()
+        return compare(left, right, *args, **settings)
+
+
+def install(recorder, say):
+    """Let torch.Tensor's methods answer for numbers that nobody computed."""
+    reads = Reads(recorder, say)
+    torch.Tensor.item = lambda tensor: reads.item(tensor)
+    torch.Tensor.tolist = lambda tensor: reads.tolist(tensor)
+    torch.Tensor.numpy = lambda tensor, *args, **settings: reads.numpy(tensor, *args, **settings)
+    torch.Tensor.__repr__ = lambda tensor, **settings: reads.represented(tensor, **settings)
+    for name in CONVERSIONS:
+        setattr(torch.Tensor, name, lambda tensor, name=name: reads.converted(name, tensor))
+    for name in ("equal", "allclose"):
+        compare = getattr(torch, name)
+
+        def answer(*args, compare=compare, **settings):
+            return reads.compared(compare, *args, **settings)
+
+        setattr(torch, name, answer)
+
+
+def _nested(shape, number):
+    """A list of lists, as `tolist` returns it."""
+    return [_nested(shape[1:], number) for _ in range(shape[0])] if len(shape) else number

@@ -1,0 +1,144 @@
+"""Records what the device is given to do: every operation below autograd passes through the mode `Recorder`."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legroom_inside import values
+from legroom_inside.storages import COPY, FORWARD, PARAMETER, held_tensors
+from legroom_inside.values import aten, tensors_of
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _acts_itself(kind):
+    """Whether a class of tensors handles operations itself, as DTensor does."""
+    return kind not in PLAIN and getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+
+
+class Recorder(TorchDispatchMode):
+    """log: of storages. known: the values of tensors. host: the hollow tensors of the host. is_real: everything is
+    computed, and only recorded.
+
+    operations: once `counts_operations` is set, {(phase, module, call): times} of a step; `call` describes an operation
+    and its arguments.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, log, known, host, decisions, is_real=False):
+        super().__init__()
+        self.is_real = is_real
+        self.log, self.known, self.host, self.decisions = log, known, host, decisions
+        self.counts_operations = False
+        self.operations = {}
+        self.host_calls = {}
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if any(_acts_itself(kind) for kind in types):
+            if any(kind.__name__ in ("FakeTensor", "FunctionalTensor") for kind in types):
+                return func(*args, **kwargs)
+            return NotImplemented
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return func(*args, **kwargs)  # what it is made of is not seen; its memory is
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        tensors = tensors_of(args)
+        if kwargs:
+            tensors += tensors_of(kwargs.values())
+        if self.is_real:
+            for tensor in tensors:
+                self.log.record(tensor)
+            result = func(*args, **kwargs)
+            self._note(func, args, kwargs, tensors, result, follows=False)
+            return result
+        if func is aten._local_scalar_dense.default:
+            return self.read(tensors[0])
+        is_done, result = self._special(func, args, kwargs, tensors)
+        if is_done:
+            return result
+        if func in values.INDEXING and tensors[0].is_cuda:
+            args = self.known.indices(args)
+        if self.log.phase.current() == FORWARD:
+            for tensor in tensors:  # one that is new was made below the mode
+                self.log.record(tensor)
+        result = func(*args, **kwargs)
+        self._note(func, args, kwargs, tensors, result)
+        return result
+
+    def _special(self, func, args, kwargs, tensors):
+        """(True, the result) of an operation that is not given to the device as it is."""
+        is_done, result = self.host.run(func, args, kwargs, tensors)
+        if is_done:
+            return True, result
+        is_done, result = self.known.before(func, args, kwargs, tensors)
+        if is_done:
+            self._note(func, args, kwargs, tensors, result, follows=False)
+        return is_done, result
+
+    def _note(self, func, args, kwargs, tensors, result, follows=True):
+        name = func.__name__
+        made = tensors_of((result,))
+        is_cast = func is aten._to_copy.default and tensors[0].device.type == self.log.device_type
+        for tensor in made:
+            is_new = self.log.entry_of(tensor) is None
+            entry = self.log.record(tensor, name)
+            if entry is not None and is_new and is_cast:
+                source = self.log.entry_of(tensors[0])
+                if source is not None and source.kind == PARAMETER:
+                    entry.kind = COPY  # autocast's cast of a weight
+        if follows:
+            self.known.after(func, args, kwargs, tensors, result)
+        if self.counts_operations and any(one.device.type == self.log.device_type for one in (*made, *tensors)):
+            self._count(func, args, kwargs, result)
+
+    def _count(self, func, args, kwargs, result):
+        phase = self.log.phase.latest
+        caller = FORWARD if phase == "backward" and torch.is_grad_enabled() else phase
+        module = self.log.modules[-1] if self.log.modules else None
+        call = (str(func), _described(args), _described(tuple(kwargs.items())), _described((result,)))
+        key = (phase, caller, id(module), call)
+        self.operations[key] = self.operations.get(key, 0) + 1
+
+    # --- what the script reads ---
+
+    def read(self, tensor):
+        """The number in a tensor of one element. A library that reads one which nobody computed gets a plain number."""
+        twin = self.known.twin(tensor)
+        if twin is not None:
+            return twin.item()
+        if tensor.dtype == torch.bool:
+            return self.decisions.answer()
+        if tensor.is_floating_point():
+            return 1.0
+        bound = self.known.bound(tensor)
+        return self.decisions.whole(bound)
+
+    def is_unknown(self, tensor):
+        """Whether the values of a plain tensor are not known."""
+        if type(tensor) not in PLAIN or tensor.device.type not in ("cuda", "cpu"):
+            return False
+        return self.known.twin(tensor) is None
+
+
+def _described(value):
+    """An argument as text and numbers: a tensor by its shape, strides, type and device."""
+    if isinstance(value, torch.Tensor):
+        held = held_tensors(value)
+        if len(held) != 1 or held[0].layout is not torch.strided:
+            return ("tensor", tuple(value.shape), (), str(value.dtype), value.device.type)
+        plain = held[0]
+        return ("tensor", tuple(plain.shape), plain.stride(), str(plain.dtype), plain.device.type)
+    if isinstance(value, (list, tuple)):
+        return ("list", tuple(map(_described, value)))
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float)):
+        return float(value) if isinstance(value, float) else int(value)
+    return ("other", type(value).__name__, str(value)[:80])

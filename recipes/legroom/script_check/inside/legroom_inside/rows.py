@@ -1,0 +1,136 @@
+"""The longest batch of a script: where rows differ in length, a step on it takes the most memory.
+
+The batches are the script's own: its sampler's and batch sampler's, through its collator. The one with the largest rows
+is read once more when the usual steps are over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch.utils.data import DataLoader
+
+STEPS = 2  # on the longest batch: some loops have read the batch of the next step already
+MOST_ROWS, MOST_SECONDS = 20000, 3.0  # that are looked at
+
+
+class Rows:
+    """Notes what is read. say: takes a note."""
+
+    def __init__(self, say):
+        self.say = say
+        self.sizes = []  # elements of the batches that were read
+        self.loader = None  # that was read last
+        self.next_batch = None  # that is to be read from now on
+        self.is_looking = False
+
+    def install(self):
+        """Read batches through this object."""
+        iterate, rows = DataLoader.__iter__, self
+
+        def begin(loader):
+            return _Batches(iterate(loader), loader, rows)
+
+        DataLoader.__iter__ = begin
+
+    def read(self, loader, batch):
+        """Note the size of a batch. Returns the batch to be trained on."""
+        if self.is_looking:
+            return batch
+        if self.next_batch is not None and loader is self.loader:
+            return self.next_batch
+        self.loader = loader
+        self.sizes.append(elements_of(batch))
+        return batch
+
+    def follow_longest(self):
+        """Whether the next steps are on the longest batch of the script, which has read smaller ones so far."""
+        if not self.sizes:
+            return False
+        found = self._longest()
+        few, many = min(self.sizes), max(self.sizes)
+        if found is None:
+            if few != many:
+                self.say(f"the batches that were read have {few:,} to {many:,} elements; larger ones take more.")
+            return False
+        batch, looked = found
+        size = elements_of(batch)
+        if size <= many:
+            if few == many:
+                return False
+            self.say(f"the largest batch of {looked:,} rows is not larger than those that were read.")
+            return False
+        self.next_batch = batch
+        self.say(
+            f"memory is that of a step on the largest batch of {looked:,} rows, {size:,} elements; the batches that "
+            f"were read have {few:,} to {many:,}, and the time is theirs."
+        )
+        return True
+
+    def _longest(self):
+        """(the largest batch, how many rows were looked at); None where it cannot be known."""
+        loader = self.loader
+        sampler, dataset = getattr(loader, "batch_sampler", None), getattr(loader, "dataset", None)
+        if sampler is None or not hasattr(dataset, "__getitem__"):
+            return None
+        self.is_looking = True
+        sizes, best, most, end = {}, None, -1, time.monotonic() + MOST_SECONDS
+        try:
+            for indices in sampler:
+                for index in indices:
+                    if index not in sizes:
+                        sizes[index] = elements_of(dataset[index])
+                size = max(sizes[index] for index in indices) * len(indices)  # rows are padded to the longest
+                if size > most:
+                    best, most = list(indices), size
+                if len(sizes) >= MOST_ROWS or time.monotonic() > end:
+                    break
+            if best is None:
+                return None
+            return loader.collate_fn([dataset[index] for index in best]), len(sizes)
+        except Exception:  # of the script's own code, in an order that it need not know
+            return None
+        finally:
+            self.is_looking = False
+
+
+class _Batches:
+    """The iterator of a DataLoader, whose batches are noted."""
+
+    def __init__(self, iterator, loader, rows):
+        self.__dict__.update(iterator=iterator, loader=loader, rows=rows)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.rows.read(self.loader, next(self.iterator))
+
+    def __len__(self):
+        return len(self.iterator)
+
+    def __getattr__(self, name):
+        return getattr(self.iterator, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.iterator, name, value)
+
+
+def elements_of(value):
+    """How large a batch or a row is: the elements of its tensors, the lengths of its texts and lists."""
+    if isinstance(value, torch.Tensor) or hasattr(value, "shape"):
+        count = 1
+        for size in value.shape:
+            count *= int(size)
+        return count
+    if isinstance(value, Mapping):
+        return sum(map(elements_of, value.values()))
+    if hasattr(value, "data") and isinstance(value.data, Mapping):  # transformers' BatchEncoding
+        return elements_of(value.data)
+    if isinstance(value, (list, tuple)):
+        if value and isinstance(value[0], (int, float)):
+            return len(value)
+        return sum(map(elements_of, value))
+    return len(value) if isinstance(value, (str, bytes)) else 0

@@ -1,0 +1,77 @@
+"""The optimizer steps of a script that knows nothing of us."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from legroom_inside import places
+
+PATIENCE = 10  # steps of one optimizer, after which another one that has taken none is not waited for
+MOST_SKIPPED = 30  # steps in a row that a gradient scaler leaves out
+
+
+class Steps:
+    """Counts optimizer steps. A step is over when every optimizer has stepped once more: with a generator and a
+    discriminator, after both. before: called with an optimizer that is about to step. over: called with the number of
+    steps when one is over. Accumulation steps are none."""
+
+    def __init__(self, before, over):
+        self.before, self.over = before, over
+        self.done = 0
+        self.line = ""
+        self._reached = 0
+        self._built = weakref.WeakSet()
+        self._counts = weakref.WeakKeyDictionary()
+        self._engines = 0  # DeepSpeed's, whose one step is several of its inner optimizer
+        build = torch.optim.Optimizer.__init__
+        steps = self
+
+        def built(optimizer, *args, **settings):
+            build(optimizer, *args, **settings)
+            steps._built.add(optimizer)
+
+        torch.optim.Optimizer.__init__ = built
+        register_optimizer_step_pre_hook(lambda optimizer, *_: self.before(optimizer))
+        register_optimizer_step_post_hook(self._after)
+
+    @property
+    def optimizers(self):
+        """Those that have stepped, and those that were built and train."""
+        return list(dict.fromkeys([*self._counts, *(one for one in self._built if _trains(one))]))
+
+    def _after(self, optimizer, *_):
+        self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self.line = places.own_line() or self.line
+        if self._engines:
+            return
+        furthest = max(self._counts.values())
+        waited = {one: self._counts.get(one, 0) for one in {*self._counts, *self._built} if _trains(one)}
+        reached = min((count for count in waited.values() if count + PATIENCE > furthest), default=furthest)
+        if reached > self._reached:
+            self._reached = reached
+            self._one_more()
+
+    def _one_more(self):
+        self.done += 1
+        self.over(self.done)
+
+    def of_deepspeed(self, engine_class):
+        """One step of DeepSpeed's engine is one step, however many its inner optimizer takes."""
+        steps, step = self, engine_class.step
+
+        def engine_step(engine, *args, **settings):
+            steps._engines += 1
+            before = engine.global_steps
+            result = step(engine, *args, **settings)
+            if engine.global_steps > before:
+                steps._one_more()
+            return result
+
+        engine_class.step = engine_step
+
+
+def _trains(optimizer):
+    return any(weight.requires_grad for group in optimizer.param_groups for weight in group["params"])

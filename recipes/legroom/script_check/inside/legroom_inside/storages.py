@@ -1,0 +1,153 @@
+"""The storages on the device: when each was allocated and freed, in which phase of a step, and what it is.
+
+A storage is the memory that tensors are views of. A weak reference to its Python object reports when it is freed.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from legroom_inside.values import tensors_of
+
+PARAMETER, COPY, GRADIENT, OPTIMIZER, OTHER = "parameters", "weight_copies", "gradients", "optimizer", "other"
+ACTIVATION = "activations"
+FORWARD, BACKWARD, STEP = "forward", "backward", "step"
+INDICES = (torch.int64, torch.int32)  # of the rows of a batch: no activations
+_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class Entry:
+    """One storage. may_be_kept: it was allocated where autograd may keep it for the backward pass."""
+
+    __slots__ = ("bytes", "kind", "phase", "module", "operation", "name", "may_be_kept", "number")
+
+    def __init__(self, size, kind, phase, module, operation, number):
+        self.bytes, self.kind, self.phase, self.module, self.operation = size, kind, phase, module, operation
+        self.name = ""  # of a weight and its states
+        self.may_be_kept = False
+        self.number = number
+
+
+class Phase:
+    """forward, backward or step: what runs now. Clipping gradients belongs to the step."""
+
+    def __init__(self):
+        self.latest = FORWARD
+
+    def current(self):
+        if _graph_task() != -1:
+            self.latest = BACKWARD
+        elif torch.is_grad_enabled():
+            self.latest = FORWARD  # a backward pass and an optimizer's step need no gradients of their own
+        elif self.latest == BACKWARD:
+            self.latest = STEP
+        return self.latest
+
+
+class StorageLog:
+    """events: (entry, +1 or -1, phase) in order. device_type: whose storages are followed. modules: those that run, the
+    innermost last."""
+
+    def __init__(self, device_type):
+        self.device_type = device_type
+        self.events = []
+        self.phase = Phase()
+        self.modules = []
+        self._alive = {}
+        self._number = 0
+
+    def record(self, tensor, operation="", phase=None):
+        """The entry of a tensor's storage on the device, which is added if it is new; None: it is not there. phase:
+        in which it is added; None: what runs now."""
+        if tensor.layout is not torch.strided or tensor.device.type != self.device_type:
+            return None
+        storage = tensor.untyped_storage()
+        known = self._alive.get(storage._cdata)
+        if known is not None and known[0]() is not None:
+            return known[1]
+        entry = self._add(storage, operation, phase)
+        entry.may_be_kept = entry.may_be_kept and tensor.dtype not in INDICES
+        return entry
+
+    def _add(self, storage, operation, phase=None):
+        phase = phase or self.phase.current()
+        module = self.modules[-1] if self.modules else None
+        self._number += 1
+        entry = Entry(storage.nbytes(), OTHER, phase, module, operation, self._number)
+        entry.may_be_kept = torch.is_grad_enabled()
+        key = storage._cdata
+        self.events.append((entry, 1, phase))
+
+        def freed(_):
+            self.events.append((entry, -1, self.phase.latest))
+            if self._alive.get(key, (None, None))[1] is entry:
+                del self._alive[key]
+
+        self._alive[key] = (weakref.ref(storage, freed), entry)
+        return entry
+
+    def resized(self, storage, before):
+        """A storage has another size: FSDP frees a gathered weight so, and allocates it again."""
+        if storage.device.type != self.device_type or storage.nbytes() == before:
+            return
+        known = self._alive.pop(storage._cdata, None)
+        if known is not None:
+            self.events.append((known[1], -1, self.phase.latest))
+        if storage.nbytes():
+            self._add(storage, "resize_").kind = COPY
+
+    def entry_of(self, tensor):
+        if tensor.layout is not torch.strided or tensor.device.type != self.device_type:
+            return None
+        known = self._alive.get(tensor.untyped_storage()._cdata)
+        return known[1] if known is not None else None
+
+    def mark(self, value, kind, name=""):
+        """Say what the tensors of a value are, also those inside of subclasses (DTensor, quantised states)."""
+        for tensor in tensors_of((value,)):
+            for held in held_tensors(tensor):
+                entry = self.record(held, phase=self.phase.latest)
+                if entry is not None:
+                    entry.kind = kind
+                    entry.name = name or entry.name
+
+
+def held_tensors(tensor):
+    """The plain tensors that a tensor's memory consists of."""
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, torch.Tensor):
+        return held_tensors(local)
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is not None:
+        try:
+            names, _ = tensor.__tensor_flatten__()
+        except Exception:  # one that is not whole yet
+            return []
+        return [each for name in names for each in held_tensors(getattr(tensor, name))]
+    found = [tensor]
+    for owner in (getattr(tensor, "quant_state", None), getattr(tensor, "ds_tensor", None)):
+        if isinstance(owner, torch.Tensor):
+            found.append(owner)
+        elif owner is not None:
+            nested = getattr(owner, "state2", None)
+            found += [each for one in (owner, nested) if one is not None for each in _attributes(one)]
+    return found
+
+
+def _attributes(owner):
+    return [value for value in vars(owner).values() if isinstance(value, torch.Tensor)]
+
+
+def settle_activations(events):
+    """Name the activations: what a forward pass allocated and a backward pass freed, or what is recomputed."""
+    outlived = {}
+    for entry, sign, phase in events:
+        if sign > 0:
+            outlived[entry] = True
+        else:
+            outlived[entry] = phase != FORWARD
+    for entry, is_outlived in outlived.items():
+        if entry.kind == OTHER and entry.may_be_kept and (is_outlived or entry.phase == BACKWARD):
+            entry.kind = ACTIVATION

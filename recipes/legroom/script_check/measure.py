@@ -1,0 +1,142 @@
+"""A real run of somebody's script beside its prediction, and the record of both that may be given away.
+
+Imports no torch before the run is over.
+"""
+
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import Refusal
+from legroom.foresight.step_estimate import gpu_of
+from legroom.machine import host
+from legroom.script_check import check, interpreter, process
+from legroom.script_check.command import Program
+from legroom.units import PARTS
+from legroom.version import VERSION
+
+STEPS = 8
+COUNTED = 2  # steps whose tensors are counted; the one after them warms up, and the later ones are timed
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "trl", "lightning", "diffusers", "timm", "bitsandbytes")
+# What is measured and predicted alike, by the names of both; bytes, and the last in seconds.
+COMPARED = (
+    "tensor_bytes",
+    *(f"{part}_bytes" for _, part in PARTS),
+    "allocated_bytes",
+    "reserved_bytes",
+    "step_seconds",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedRecord:
+    """What a person may send to others: sizes, times and versions; no path, no name of a file or a model, no data.
+
+    measured and predicted: the figures named in COMPARED, null where there is none. parameters: their number. schema:
+    of this record.
+    """
+
+    schema: int
+    legroom: str
+    versions: dict[str, str]
+    device: str
+    device_name: str
+    steps: int
+    trained_parameters: int
+    model_flops: int | None
+    measured: dict[str, float | None]
+    predicted: dict[str, float | None] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """found: the figures, with those of COMPARED among them. outcome: how the run ended. predicted: by the names of
+    COMPARED."""
+
+    outcome: process.Outcome
+    found: dict[str, Any]
+    predicted: dict[str, float | None] | None = None
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """The figures that are compared; None: the device has none, or the script took too few steps."""
+        return {name: self.found.get(name) for name in COMPARED}
+
+    def shared(self) -> SharedRecord:
+        """The record that may be given away."""
+        versions = {name: version for name in LIBRARIES if (version := host.version(name)) is not None}
+        versions["torch"] = self.found["torch"]
+        known = {name: self.found[name] for name in ("device", "device_name", "trained_parameters", "model_flops")}
+        return SharedRecord(
+            schema=2,
+            legroom=VERSION,
+            versions=versions,
+            steps=self.outcome.steps,
+            measured=self.measured,
+            predicted=self.predicted,
+            **known,
+        )
+
+
+def measure(
+    program: Program,
+    seconds: float = check.SECONDS,
+    steps: int = STEPS,
+    on_message: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Measurement:
+    """Run a script for some optimizer steps, with its own Python, on the device that it finds.
+
+    Raises NotFollowed, a Refusal, where it failed, was ended, or took fewer than two steps.
+    """
+    environment = interpreter.facts(process.python_of(program))
+    asked = process.Asked(steps, {"real": True}, seconds, network=True, sandboxed=False)
+    outcome = process.run(program, environment, os.environ, asked, on_message)
+    if outcome.found is None:
+        raise check.NotFollowed(outcome, check.why_not(outcome, COUNTED))
+    return Measurement(outcome, _figures(outcome.found))
+
+
+def _figures(found: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a real run, from what was recorded."""
+    from legroom.script_check import recording
+
+    made = recording.read(found)
+    parts = made.parts()
+    ends = found["ends"][COUNTED:]
+    seconds = [after - before for before, after in zip(ends, ends[1:])]
+    on_gpu = found["device_type"] == "cuda"
+    peaks = found["phases"][-1]
+    figures: dict[str, Any] = {
+        "device": found["device_type"],
+        "device_name": found["device_name"],
+        "torch": found["torch"],
+        "peak_phase": made.peak_phase,
+        "tensor_bytes": sum(parts.values()),
+        "allocated_bytes": peaks["allocated"] if on_gpu else None,
+        "reserved_bytes": peaks["reserved"] if on_gpu else None,
+        "step_seconds": statistics.median(seconds) if seconds else None,
+        "trained_parameters": made.weights.trained,
+        "model_flops": made.model_flops,
+        "notes": [],
+    }
+    figures |= {f"{part}_bytes": size for part, size in parts.items()}
+    return figures
+
+
+def predicted(program: Program, settings: check.Settings) -> dict[str, float | None]:
+    """The figures of COMPARED as `legroom check` predicts them for the installed GPU. Raises Refusal where it has
+    none."""
+    (run,) = check.followed(program, {"auto": gpu_of("auto")}, dataclasses.replace(settings, longest=False))
+    if not run.estimates:
+        raise Refusal(run.why)
+    estimate = run.estimates["auto"]
+    own: dict[str, float | None] = {f"{part}_bytes": value for part, value in estimate.parts.items()}
+    return {name: own.get(name, getattr(estimate, name, None)) for name in COMPARED}
+
+
+def write_shared(measurement: Measurement, path: Path) -> None:
+    path.write_text(json.dumps(dataclasses.asdict(measurement.shared()), indent=1) + "\n")

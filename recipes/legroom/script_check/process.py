@@ -1,0 +1,277 @@
+"""The process of a script that is followed: started on a device that is not there, watched, and ended.
+
+Imports no torch.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from legroom.errors import Refusal
+from legroom.script_check import cuda_build, interpreter, sandbox
+from legroom.script_check.command import COMMAND, FILE, Program
+from legroom.script_check.interpreter import Environment
+
+INSIDE = Path(__file__).parent / "inside"
+KEPT_OUTPUT = 64 * 1024  # bytes of the end of what a program prints
+# How a program ended. The first was our doing, and as asked.
+STOPPED, ENDED, FAILED, REFUSED = "stopped", "ended", "failed", "refused"
+TIMEOUT, MEMORY, KILLED = "timeout", "memory", "killed"
+BY_US = {STOPPED, REFUSED, TIMEOUT, MEMORY}
+POLL_SECONDS = 0.05
+MEMORY_EVERY_SECONDS = 1.0
+OUT_OF_MEMORY = "OutOfMemoryError"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a run. steps: after which it is stopped. options: for the recorder (inside/legroom_inside).
+    seconds, memory_bytes: that all its processes together may take; None: nine tenths of what is free at the start.
+    network: whether it may use the network. sandboxed: what it writes, sends or starts vanishes."""
+
+    steps: int = 2
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 600.0
+    memory_bytes: int | None = None
+    network: bool = False
+    sandboxed: bool = True
+
+
+@dataclass
+class Outcome:
+    """How a program ended.
+
+    status: one of the names above. found: what was recorded; None where the program did not come so far. error and
+    line: what went wrong and where in the script (file:line). exit_code: the script's own, if it ended by itself.
+    steps, reached: optimizer steps, and the line of the script that took the last. notes: what was assumed, a line
+    each. output: the end of what the script printed. protection: what kept its writes from the outside.
+    """
+
+    status: str = KILLED
+    found: dict[str, Any] | None = None
+    error: str = ""
+    line: str = ""
+    exit_code: int | None = None
+    steps: int = 0
+    reached: str = ""
+    notes: list[str] = field(default_factory=list)
+    output: str = ""
+    seconds: float = 0.0
+    protection: str = ""
+
+    @property
+    def by_us(self) -> bool:
+        """Whether the program was ended by us, and not by itself."""
+        return self.status in BY_US
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the script ended because the device had no more memory."""
+        return OUT_OF_MEMORY in self.error or "CUDA out of memory" in self.error
+
+
+def run(
+    program: Program,
+    environment: Environment,
+    variables: Mapping[str, str],
+    asked: Asked,
+    on_message: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Outcome:
+    """Run a program until its steps are done, it ends, or its limits do. Its processes have ended when this returns.
+
+    environment: whose Python it is. variables: its environment variables, with those of the emulated device where one
+    is. on_message: called with each message as it comes: {"kind": "step", "step", "line", "seconds"} or
+    {"kind": "note", "text"}. KeyboardInterrupt ends the program and is raised again.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="legroom_check_"))
+    try:
+        return _Run(program, environment, variables, asked, folder, on_message).outcome()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Run:
+    """One program, from its start to its outcome."""
+
+    def __init__(
+        self,
+        program: Program,
+        environment: Environment,
+        variables: Mapping[str, str],
+        asked: Asked,
+        folder: Path,
+        on_message: Callable[[dict[str, Any]], None],
+    ):
+        self.program, self.environment, self.asked = program, environment, asked
+        self.folder, self.on_message = folder, on_message
+        self.variables = {**variables, **program.environment}
+        self.result = Outcome()
+        self.read = 0  # bytes of the messages
+        self.ended = False  # a process has said how it ended
+        self.limit = asked.memory_bytes or int(psutil.virtual_memory().available * 0.9)
+
+    def _all_variables(self) -> dict[str, str]:
+        """The environment variables of the program, with ours."""
+        made = dict(self.variables)
+        made["LEGROOM_CHECK"] = str(self.folder)
+        made["LEGROOM_CHECK_ASKED"] = json.dumps({"steps": self.asked.steps, **self.asked.options})
+        made["LEGROOM_CHECK_RANK"] = made.get("RANK", "0")
+        front = [str(INSIDE)]
+        if self.environment.cuda_major is None and cuda_build.cuda_major(self.environment) is not None:
+            front.append(str(cuda_build.folder_of(self.environment)))
+        if made.get("PYTHONPATH"):
+            front.append(made["PYTHONPATH"])
+        made["PYTHONPATH"] = os.pathsep.join(front)
+        made["PYTHONUNBUFFERED"] = "1"
+        made.setdefault("WANDB_MODE", "offline")
+        made.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if not self.asked.network:
+            made.setdefault("HF_HUB_OFFLINE", "1")  # what is in the cache is found, and nobody waits for the network
+        return made
+
+    def outcome(self) -> Outcome:
+        start = time.monotonic()
+        output_file = self.folder / "output"
+        if self.asked.sandboxed:
+            self.result.protection = sandbox.protection(network=self.asked.network).sentence
+        with output_file.open("wb") as output:
+            process = sandbox.start(
+                command_of(self.program, self.environment),
+                environment=self._all_variables(),
+                folder=self.folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                network=self.asked.network,
+                kind=None if self.asked.sandboxed else "none",
+            )
+        with process:
+            self._watch(process, start)
+        self.result.seconds = time.monotonic() - start
+        with output_file.open("rb") as output:
+            output.seek(max(0, output_file.stat().st_size - KEPT_OUTPUT))
+            self.result.output = output.read().decode(errors="replace")
+        return self._concluded(process.wait())
+
+    def _watch(self, process: sandbox.Sandboxed, start: float) -> None:
+        looked = start
+        while True:
+            code = process.poll()
+            self._read_messages()
+            if self.result.found is not None or code is not None:
+                return
+            now = time.monotonic()
+            if now - start > self.asked.seconds:
+                self.result.status, self.ended = TIMEOUT, True
+                self.result.error = f"it was ended after {self.asked.seconds:g} s (--seconds)"
+                return
+            if now - looked > MEMORY_EVERY_SECONDS:
+                looked = now
+                if _memory_of(process.pid) > self.limit:
+                    self.result.status, self.ended = MEMORY, True
+                    self.result.error = "it takes more memory than this machine has"
+                    return
+            time.sleep(POLL_SECONDS)
+
+    def _read_messages(self) -> None:
+        path = self.folder / "messages.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self.read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.read += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a script may write there, too
+                self._handle(json.loads(line))
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "step":
+            self.result.steps, self.result.reached = message["step"], message["line"]
+        elif kind == "note":
+            if message["text"] in self.result.notes:
+                return
+            self.result.notes.append(message["text"])
+        elif kind == "found":
+            self.result.found = json.loads((self.folder / message["file"]).read_text())
+            self.result.status = STOPPED
+            return
+        elif kind == "end":
+            if not self.ended or message["status"] == FAILED:
+                self.result.status = message["status"]
+                self.result.error, self.result.line = message.get("error", ""), message.get("line", "")
+            self.ended = True
+            return
+        self.on_message(message)
+
+    def _concluded(self, code: int) -> Outcome:
+        result = self.result
+        if result.status in BY_US:
+            return result
+        if code < 0:
+            result.status = KILLED
+            result.error = result.error or f"it was ended by {signal.Signals(-code).name}"
+        else:
+            result.exit_code = code
+            if not self.ended:
+                result.status = FAILED if code else ENDED
+        return result
+
+
+def _memory_of(process_id: int) -> int:
+    """The memory of a process and all that it has started, in bytes; shared pages count once for each."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(process_id)
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                info = process.memory_info()
+                total += info.rss - getattr(info, "shared", 0)
+    return total
+
+
+def command_of(program: Program, environment: Environment) -> list[str]:
+    """The command that starts a program in its own environment."""
+    python = str(environment.python)
+    if program.kind == FILE:
+        return [python, *program.flags, program.target, *program.argv]
+    if program.kind == COMMAND:
+        return [program.target, *program.argv]
+    return [python, *program.flags, "-m", program.target, *program.argv]
+
+
+def python_of(program: Program) -> Path:
+    """The Python that a program starts. Raises Refusal where there is none."""
+    return interpreter.python_of(shlex.split(program.typed))
+
+
+def environment_for(program: Program, with_cuda_build: bool) -> Environment:
+    """The environment of a program, whose torch is a CUDA build. Raises Refusal where it has none."""
+    found = interpreter.facts(python_of(program))
+    if cuda_build.cuda_major(found) is not None:
+        return found
+    if found.platform != "linux":
+        raise Refusal(
+            "the GPU is emulated for the CUDA build of torch, which is Linux's. Run legroom in its container instead "
+            "(docs/check.md)."
+        )
+    if not with_cuda_build:
+        raise Refusal(
+            f"{found.python} has torch {found.torch_version}, a build without CUDA. --with-cuda-build fetches the CUDA "
+            "build of the same version once (1.5 GB, without NVIDIA's libraries) and puts it in front of the script's."
+        )
+    cuda_build.fetch(found)
+    return found

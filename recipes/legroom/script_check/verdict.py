@@ -1,0 +1,162 @@
+"""What was recorded of a script, judged for a GPU: whether it fits, how long a step takes, what the memory is.
+
+Memory is torch's own account on the emulated device. Time follows from the operations, as in an estimate.
+"""
+
+import dataclasses
+import itertools
+from collections import Counter
+from typing import Any
+
+from legroom import units
+from legroom.config import Gpu
+from legroom.errors import Refusal
+from legroom.foresight import explain, gpu_room
+from legroom.foresight.speed import anatomy, roofline
+from legroom.foresight.speed.operation_names import MATMUL
+from legroom.foresight.step_estimate import StepEstimate
+from legroom.measure.kinds import ACTIVATION, OTHER
+from legroom.measure.timeline import timeline
+from legroom.records.record import DOES_NOT_FIT, TIGHT, verdict_of
+from legroom.script_check.recording import Recording
+from legroom.units import MIB
+
+
+def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -> StepEstimate:
+    """The figures of a recorded script on a GPU.
+
+    margin: what 'fits' keeps free, as a share. ranks: that train together. ran_out: the device had the GPU's memory,
+    and that was not enough; then the recording is of a device with more.
+
+    Raises Refusal where the GPU lacks a dtype that the step computes in.
+    """
+    phases = made.found["phases"]
+    nccl_bytes = gpu.nccl_bytes * (ranks > 1)
+    usable = gpu_room.usable_bytes(gpu, nccl_bytes, None)
+    reserved = max(made.found["device"]["peak_bytes"], *(each["reserved"] for each in phases))
+    if phases[-1]["ooms"] and not ran_out:  # the script has met the limit and gone on with less: what is left is cache
+        reserved = phases[-1]["allocated"]
+    left = usable - reserved
+    if ran_out and left >= 0:
+        left = -1  # fragments: each block would fit, and not all of them beside each other
+    judged = gpu_room.judged(gpu, margin, left, reserved)
+    try:
+        speed = roofline.predict(made.tally, gpu, precision_of(made), ranks, beside_frozen=_is_mostly_frozen(made))
+    except ValueError as error:
+        raise Refusal(f"{error} Choose another dtype or GPU.") from error
+    parts = made.parts()
+    context_bytes = gpu_room.context(gpu)[0]
+    return StepEstimate(
+        device_name=gpu.device_name,
+        verdict=verdict_of(judged),
+        left_bytes=left,
+        kept_bytes=judged.kept_bytes or 0,
+        capacity_bytes=gpu.memory_bytes,
+        device_used_bytes=context_bytes + nccl_bytes + reserved,
+        context_bytes=context_bytes,
+        reserved_bytes=reserved,
+        allocated_bytes=max(each["allocated"] for each in phases),
+        tensor_bytes=sum(parts.values()),
+        parts=parts,
+        peak_phase=made.peak_phase,
+        timeline=_timeline(made),
+        largest=tuple(explain.largest(made)),
+        step_seconds=speed.step_seconds,
+        step_seconds_low=speed.low_seconds,
+        step_seconds_high=speed.high_seconds,
+        bound_by=speed.bound_by,
+        device_seconds=speed.device_seconds,
+        host_seconds=speed.host_seconds,
+        model_flops=made.model_flops,
+        notes=(*_notes(made, gpu, judged.verdict, nccl_bytes), *speed.notes),
+        _trace=None,
+    )
+
+
+def page(made: Recording, gpu: Gpu, ranks: int) -> dict[str, Any]:
+    """What the page of a script shows of its step: every tensor, and the operations."""
+    details = anatomy.predicted(made.tally, gpu, precision_of(made), ranks)
+    return {
+        "rank": 0,
+        "timeline": timeline(made.log, made.origins),
+        "operations": details.details,
+        "summary": dataclasses.asdict(details.summary),
+    }
+
+
+def precision_of(made: Recording) -> str:
+    """The option of `precision` that is like the step: by the dtype of most of its arithmetic.
+
+    Under autocast (what is trained is in fp32) the host's calls take longer.
+    """
+    flops: dict[str, int] = {}
+    for operation, times in made.tally.operations():
+        if operation.kind == MATMUL:
+            flops[operation.dtype] = flops.get(operation.dtype, 0) + operation.flops * times
+    most = max(flops, key=flops.__getitem__, default="fp32")
+    if most in ("fp16", "bf16"):
+        if 2 * made.weights.trained_in_fp32 > made.weights.trained:
+            return most
+        return "bf16_pure"
+    return "tf32" if made.found["tf32"] else "fp32"
+
+
+def _is_mostly_frozen(made: Recording) -> bool:
+    """Whether most of the weights are not trained, by the bytes that they could take in 16 bits."""
+    return made.weights.stored_bytes > 8 * made.weights.trained
+
+
+def _timeline(made: Recording) -> tuple[tuple[str, int], ...]:
+    events = made.log.events
+    live = itertools.accumulate(sign * entry.bytes for entry, sign in events)
+    points = [(entry.phase, size) for (entry, _), size in zip(events, live)]
+    return tuple(points[made.log.step_start :])
+
+
+def _notes(made: Recording, gpu: Gpu, verdict: str | None, nccl_bytes: int) -> list[str]:
+    notes = []
+    if verdict == TIGHT:
+        notes.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
+    context_bytes, is_measured = gpu_room.context(gpu)
+    if not is_measured:
+        notes.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
+    if nccl_bytes:
+        notes.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
+    phases = made.found["phases"]
+    first, last = phases[0], phases[-1]
+    if first["reserved"] > last["reserved"] and verdict != DOES_NOT_FIT:
+        more = units.size(first["reserved"] - last["reserved"])
+        notes.append(f"loading and the first step reserve {more} more than a later step.")
+    caught = last["ooms"]
+    if caught:
+        times = "once" if caught == 1 else f"{caught} times"
+        notes.append(
+            f"the script ran out of memory {times}, and went on with less: the figures are those of what fits."
+        )
+    grown = _grown(made)
+    if grown > MIB:
+        notes.append(
+            f"memory grew by {units.size(grown)} in the last step: what forward passes have made is kept on the GPU. "
+            "In a list, that is so in every step."
+        )
+    unseen = last["allocated"] - sum(made.parts().values())
+    if unseen > max(64 * MIB, 0.02 * last["allocated"]):
+        notes.append(
+            f"{units.size(unseen)} of the allocated memory is not seen as tensors (compiled code, workspaces): "
+            "it is in the verdict, and not among the parts."
+        )
+    return notes
+
+
+def _grown(made: Recording) -> int:
+    """The bytes that the forward passes of the last step and of those before have left alive, where memory grows by
+    them. A loss that a variable holds is there once; weights and states are no pass's."""
+    events, start = made.log.events, made.log.step_start
+    seen = Counter(id(entry) for entry, _ in events)
+    left = (Counter[int](), Counter[int]())
+    for index, (entry, _) in enumerate(events):
+        is_kept = seen[id(entry)] == 1 and entry.phase == "forward"
+        if is_kept and entry.kind in (ACTIVATION, OTHER) and not entry.preexisting:
+            left[index >= start][entry.bytes] += 1
+    change = sum(sign * entry.bytes for entry, sign in events[start:])
+    return min(change, sum((left[0] & left[1]).elements()))

@@ -1,0 +1,289 @@
+"""Training scripts of other people's kind, in a few lines each: what `legroom check` is asked about."""
+
+HEAD = """
+import os, queue, subprocess, sys, threading
+import torch
+from torch import nn
+"""
+
+LLAMA = (
+    HEAD
+    + """
+from transformers import LlamaConfig, LlamaForCausalLM
+SIZES = dict(vocab_size=4000, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4)
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+def rows(count=4, length=128):
+    return torch.randint(0, 4000, (count, length)).cuda()
+
+def train(model, steps=5, optimizer=None):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        tokens = rows()
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item())
+"""
+)
+
+# The number of experts' tokens, sizes of rows and the end of a loop: what only a run computes.
+HARD_EXAMPLES = (
+    HEAD
+    + """
+body, head = nn.Linear(256, 256).cuda(), nn.Linear(256, 1024).cuda()
+optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()])
+for _ in range(5):
+    x = torch.randn(2048, 256).cuda()
+    y = body(x)
+    error = (y - x).pow(2).mean(1)
+    hard = (error > 0.1).sum().item()
+    kept = max(1, round(0.5 * hard))
+    head(y[error.topk(kept).indices]).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+DURATIONS = (
+    HEAD
+    + """
+durations, body = nn.Linear(64, 1).cuda(), nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam([*durations.parameters(), *body.parameters()])
+for _ in range(5):
+    x = torch.randn(8, 100, 64).cuda()
+    length = int(durations(x).exp().sum(1).max())
+    body(x.mean(1, keepdim=True).expand(-1, length, -1)).sum().backward()
+    optimizer.step()
+"""
+)
+
+EXPERTS = (
+    HEAD
+    + """
+experts, router = nn.ModuleList(nn.Linear(64, 64) for _ in range(8)).cuda(), nn.Linear(64, 8).cuda()
+optimizer = torch.optim.Adam([*experts.parameters(), *router.parameters()])
+for _ in range(5):
+    x = torch.randn(1024, 64).cuda()
+    weights, chosen = router(x).softmax(-1).topk(2, -1)
+    out = torch.zeros_like(x)
+    for index, expert in enumerate(experts):
+        token, place = torch.where(chosen == index)
+        out.index_add_(0, token, expert(x[token]) * weights[token, place][:, None])
+    out.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+GUARDED = (
+    LLAMA
+    + """
+model = llama().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    tokens = rows()
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert loss.item() < 1e6
+    if not (loss == loss).all():
+        sys.exit("the loss is no number")
+    if norm.item() < 1000:
+        optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+CATCHES_OUT_OF_MEMORY = (
+    LLAMA
+    + """
+model = llama().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+count, done = 2**16, 0
+while done < 5:
+    try:
+        tokens = rows(count)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        done += 1
+    except torch.OutOfMemoryError:
+        count //= 2
+        torch.cuda.empty_cache()
+    optimizer.zero_grad()
+"""
+)
+
+TOO_LARGE = (
+    HEAD
+    + """
+layers = nn.Sequential(*(nn.Linear(16384, 16384) for _ in range(16))).cuda()
+optimizer = torch.optim.AdamW(layers.parameters())
+for _ in range(5):
+    layers(torch.randn(8, 16384).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+PACKED_LSTM = (
+    HEAD
+    + """
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+lstm, head = nn.LSTM(64, 128, 2, batch_first=True).cuda(), nn.Linear(128, 10).cuda()
+optimizer = torch.optim.Adam([*lstm.parameters(), *head.parameters()])
+for _ in range(5):
+    lengths = torch.randint(5, 50, (16,))
+    packed = pack_padded_sequence(torch.randn(16, 50, 64).cuda(), lengths, batch_first=True, enforce_sorted=False)
+    out, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    head(out).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+TORCH_FUNC = (
+    HEAD
+    + """
+from torch.func import functional_call, grad, vmap
+model = nn.Linear(32, 8).cuda()
+weights = dict(model.named_parameters())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def loss(weights, x, y):
+    return ((functional_call(model, weights, (x[None],)) - y) ** 2).mean()
+
+for _ in range(5):
+    x, y = torch.randn(16, 32).cuda(), torch.randn(16, 8).cuda()
+    detached = {name: weight.detach() for name, weight in weights.items()}
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(detached, x, y)
+    for name, weight in weights.items():
+        weight.grad = gradients[name].mean(0)
+    optimizer.step()
+"""
+)
+
+FLEX_ATTENTION = (
+    HEAD
+    + """
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+project = nn.Linear(64, 192).cuda()
+optimizer = torch.optim.SGD(project.parameters(), lr=0.1)
+mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+for _ in range(5):
+    query, key, value = project(torch.randn(2, 4, 256, 64, device="cuda")).chunk(3, -1)
+    flex_attention(query, key, value, block_mask=mask).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+THREAD = (
+    LLAMA
+    + """
+model = llama().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+batches = queue.Queue(2)
+threading.Thread(target=lambda: [batches.put(rows()) for _ in range(10)], daemon=True).start()
+for _ in range(5):
+    tokens = batches.get()
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+ASKS_THE_CARD = (
+    LLAMA
+    + """
+import pynvml
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+print("NVML", pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+asked = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader"
+print("SMI", subprocess.run(asked, shell=True, capture_output=True, text=True).stdout.strip())
+print("TORCH", torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+train(llama().cuda())
+sys.exit(3)
+"""
+)
+
+DDP = (
+    LLAMA
+    + """
+torch.distributed.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+train(nn.parallel.DistributedDataParallel(llama().cuda(), device_ids=[rank]))
+"""
+)
+
+FSDP2 = (
+    LLAMA
+    + """
+from torch.distributed.fsdp import fully_shard
+torch.distributed.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = llama()
+for layer in model.model.layers:
+    fully_shard(layer)
+fully_shard(model)
+train(model)
+"""
+)
+
+TRAINER = (
+    LLAMA
+    + """
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        tokens = torch.randint(0, 4000, (128,))
+        return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+Trainer(llama(), arguments, train_dataset=Rows(), eval_dataset=Rows()).train()
+"""
+)
+
+WITHOUT_WEIGHTS = (
+    LLAMA
+    + """
+LlamaConfig(**SIZES, dtype="bfloat16").save_pretrained("only_a_configuration")
+model = LlamaForCausalLM.from_pretrained("only_a_configuration", device_map="cuda")
+print(model.dtype, next(model.parameters()).device)
+train(model)
+"""
+)
+
+LARGE_ON_THE_HOST = (
+    LLAMA
+    + """
+SIZES.update(hidden_size=4096, intermediate_size=14336, num_hidden_layers=8, num_attention_heads=32)
+model = llama().to(torch.bfloat16).cuda()
+train(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+"""
+)
+
+STARTS_ANOTHER = (
+    HEAD
+    + """
+with open("child.py", "w") as file:
+    file.write('''
+import torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(100000):
+    model(torch.randn(8, 256).cuda()).sum().backward()
+    optimizer.step()
+''')
+sys.exit(subprocess.run([sys.executable, "child.py"]).returncode)
+"""
+)
