@@ -961,3 +961,19 @@ def test_one_step_has_no_spread_and_repeats_have_their_own():
     found = dict(zip(cells["optim"], cells["samples/s diff."]))
     assert found == {"adamw": "baseline", "sgd": "within spread", "lion": "+95.2 %"}
     assert set(cells["steps measured"]) == {"10"}
+
+
+def test_a_report_of_many_jobs_shows_the_fastest_and_makes_some_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_page, "MOST_NEW_PAGES", 3)
+    records = [job(f"train.seed={n}", f"train.learning_rate={n / 1000}", speed=10.0 + n) for n in range(1, 301)]
+    folders = put(tmp_path, records)
+    made = rows.table(read_all([folders])[0])
+    text = screen_text(made)
+    assert "Not shown: 100 slower jobs, which are in table.md and on the page." in text
+    assert "0.3" in text and len(text.splitlines()) < 260
+    assert len(columns(made)["status"]) == 300
+    found = {id(run): folder for row in made.rows for run in row.runs for folder in folders.glob(f"{run.config_key}-*")}
+    sweep_page.write(made, folders, found)
+    assert len(list(folders.glob("*/page.html"))) == 3, "as many as there is time for; the next report makes more"
+    sweep_page.write(made, folders, found)
+    assert len(list(folders.glob("*/page.html"))) == 6
