@@ -23,7 +23,7 @@ class Padding:
     multiple: int
     longest: int
     pad_token_id: int
-    with_mask: bool  # causal attention never sees padding on the right, so it needs no mask
+    with_mask: bool  # causal attention never sees padding on the right; a loss that balances experts counts it
     side: str = "right"
     row_labels: bool = False
 

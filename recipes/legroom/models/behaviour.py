@@ -40,12 +40,14 @@ SHORT, LONG = 10, 24  # tokens of the rows
 class Behaviour:
     """shifts_labels: the logits of a token are compared with the next label. is_causal: they do not depend on later
     tokens. padding: the side, 'right' or 'left', on which it leaves the logits of a row as they are; None: neither.
-    unknown: why no tiny model could be asked; "": it was.
+    counts_padding: the loss of a language model counts padding where no mask says what it is, as the loss that balances
+    experts does. unknown: why no tiny model could be asked; "": it was.
     """
 
     shifts_labels: bool = True
     is_causal: bool = True
     padding: str | None = "right"
+    counts_padding: bool = False
     unknown: str = ""
 
 
@@ -54,7 +56,7 @@ def of(config: PretrainedConfig, task: str) -> Behaviour:
     text = config.get_text_config()
     both_ways = getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True)
     if config.model_type in KNOWN and not both_ways:
-        return Behaviour()
+        return Behaviour(counts_padding=bool(getattr(text, "output_router_logits", False)))
     return _asked(type(config), json.dumps(config.to_dict(), default=str), task)
 
 
@@ -110,7 +112,7 @@ def ask(model: PreTrainedModel, task: str) -> Behaviour:
     row = ids[drawn][None]
     losses = [_run(model, input_ids=row, labels=labels).loss for labels in (row, other(0))]
     before, after = (_run(model, input_ids=each).logits[:, : LONG // 2] for each in (row, other(LONG // 2)))
-    return Behaviour(_near(*losses), _near(before, after), padding)
+    return Behaviour(_near(*losses), _near(before, after), padding, _counts_padding(model, ids[drawn]))
 
 
 def _keeps_logits(model: PreTrainedModel, task: str, ids: Tensor, side: str) -> bool:
@@ -129,6 +131,18 @@ def _keeps_logits(model: PreTrainedModel, task: str, ids: Tensor, side: str) -> 
             raise
         return False
     return _near(alone[0], beside[0] if task in OF_ROWS else beside[0, :SHORT])
+
+
+def _counts_padding(model: PreTrainedModel, ids: Tensor) -> bool:
+    """Whether a language model's loss of rows padded on the right is another one with a mask. ids: (T,)."""
+    rows = [{"input_ids": row, "labels": row} for row in (ids[:SHORT], ids)]
+    batch = collate.Padding(1, LONG, model.config.get_text_config().pad_token_id, with_mask=True)(rows)
+    try:
+        masked = _run(model, **batch).loss
+    except Exception:  # a class that takes no mask
+        return False
+    del batch["attention_mask"]
+    return not _near(masked, _run(model, **batch).loss)
 
 
 def _run(model: PreTrainedModel, **inputs: Tensor) -> Any:
@@ -184,6 +198,8 @@ def pad(name: str, config: PretrainedConfig, data: Data, found: Behaviour) -> li
         architectures.set_special_ids(config, data.pad_token_id, data.task)
     if not isinstance(padding, collate.Padding):
         return []
+    if data.task == "language_modelling" and found.counts_padding:
+        padding.with_mask = True
     kind = architectures.model_class(config, data.task)
     assert kind is not None, "architectures.check refuses it"
     if data.task != "language_modelling":
