@@ -20,19 +20,30 @@ QUICK = {
     *("opt", "phimoe", "qwen2_moe", "qwen3_5_text", "qwen3_moe"),
 }
 ROUTED = ("gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")  # with a balancing loss
+NOT_TRAINED = {  # with rows of these lengths, by transformers itself
+    "git": "its loss leaves out as many positions as an image has",
+    "hrm_text": "its tiny model has too few levels",
+    "reformer": "it trains on rows of one length alone",
+    "xlstm": "its chunks have lengths of their own",
+}
 KINDS = sorted(tiny.NAMES[TASK])
 
 
 def model_of(kind: str, **values):
-    """A tiny model without dropout."""
-    torch.manual_seed(0)
-    model = tiny.tiny_model(kind, TASK)
+    """A tiny model that trains without dropout and noise."""
+    config = tiny.tiny_model(kind, TASK).config
+    for part in (config, config.get_text_config()):
+        random = [name for name in vars(part) if any(word in name for word in ("drop", "jitter", "noise"))]
+        for name in random:
+            if isinstance(getattr(part, name), float):
+                setattr(part, name, 0.0)
+        part.use_cache = False
     for name, value in values.items():
-        setattr(model.config, name, value)
-    if values:
-        model = architectures.AUTO_CLASSES[TASK].from_config(model.config)
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    model = architectures.AUTO_CLASSES[TASK].from_config(config)
     architectures.set_special_ids(model.config, 0, TASK)
-    return model.eval()
+    return model.train()
 
 
 @functools.cache
@@ -77,10 +88,14 @@ def test_a_loss_that_balances_experts_counts_no_padding(kind):
     "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
 def test_padding_behind_the_rows_changes_neither_loss_nor_gradients(kind):
+    if kind in NOT_TRAINED:
+        pytest.skip(NOT_TRAINED[kind])
     try:
         model = model_of(kind)
     except Exception as error:
         pytest.skip(f"no tiny model: {type(error).__name__}")
+    if architectures.model_class(model.config, TASK) is None:
+        pytest.skip("architectures.check refuses it")
     found = behaviour.of(model.config, TASK)
     if transformers_models_private.is_encoder(model.config) or not found.is_causal or found.padding != "right":
         pytest.skip("is not trained on padded rows")
@@ -102,5 +117,5 @@ def test_both_recipes_train_with_the_mask(train, tmp_path, recipe):
     texts = [f"user:\n{'q' * n}\n\nassistant:\nanswer\0\n\n" for n in (1, 9, 20, 33)]
     rows = [torch.tensor([0 if byte == 0 else byte + 1 for byte in text.encode()]) for text in texts]
     batch = collate.Padding(8, 64, 0, with_mask=True)([{"input_ids": row, "labels": row} for row in rows])
-    expected = float(model(**batch).loss.detach())
+    expected = float(model(**batch).loss.detach())  # as in training
     assert run.record.training.losses[0] == pytest.approx(expected, rel=1e-5)

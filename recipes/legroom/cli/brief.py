@@ -13,7 +13,7 @@ from legroom import invocation, units
 from legroom.cli import summary
 from legroom.config import GROUPS, kind_of
 from legroom.machine import host
-from legroom.options import train
+from legroom.options import own_weights, train
 from legroom.options.model import AUTO
 from legroom.records import checkpoint_files, model_card
 from legroom.records.record import FITS, Record, evaluated_in, quality, shown_status, verdict_of
@@ -46,7 +46,8 @@ def brief(
     lines += summary.lines_of(summary.explanation(outcome.estimate)) if outcome.estimate is not None else []
     lines += [_wrapped("", text) for text in _advice(outcome, folder)]
     lines += [_wrapped("Data", text) for text in _data_wait(outcome)]
-    lines += [_wrapped("Warning", text) for text in outcome.warnings if text not in said]
+    beside = [text for text in outcome.warnings if not text.startswith(own_weights.RANDOM)]
+    lines += [_wrapped("Warning", text) for text in beside if text not in said]
     lines += _generated(outcome)
     page = folder / PAGE_FILES[0]
     count = sum(text in said for text in outcome.warnings)
@@ -74,7 +75,8 @@ def answer(outcome: Record) -> str:
         lines += summary.lines_of([*summary.lengths(estimate), *summary.evaluation(estimate, outcome.memory)])
     elif outcome.operations is not None:  # measure.operations=true asks for them
         lines += summary.lines_of(summary.operations_of(outcome.operations))
-    return "\n".join([_filled(head, "", "  "), *lines, *_errors(outcome)])
+    first = [_filled(f"warning: {text}", "", "  ") for text in outcome.warnings if text.startswith(own_weights.RANDOM)]
+    return "\n".join([*first, _filled(head, "", "  "), *lines, *_errors(outcome)])
 
 
 def _time(outcome: Record) -> str:

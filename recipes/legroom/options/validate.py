@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.config import Config
 from legroom.machine import host
-from legroom.options import hooks, requirements, suggestions
+from legroom.options import hooks, own_weights, requirements, suggestions
 
 MOST_WHOLE = 2**62  # torch counts in 64 bits, with a sign
 
@@ -82,4 +82,5 @@ def choose(cfg: Config) -> list[str]:
 
 def warnings(cfg: Config) -> list[str]:
     """What runs, but not as a person may expect: a line each."""
-    return [line for each in hooks.registered().values() if each.warnings for line in each.warnings(cfg)]
+    found = [line for each in hooks.registered().values() if each.warnings for line in each.warnings(cfg)]
+    return own_weights.warning(cfg) + found

@@ -14,6 +14,7 @@ from legroom import units
 from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import SearchSpace
+from legroom.options import own_weights
 from legroom.records.record import Estimate, Record, verdict_of
 from legroom.report import predicted, screen_table, tables
 from legroom.units import MIB
@@ -64,7 +65,7 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
     lines += ["", results_table([(search, found) for found in result.rows]), ""]
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
-    lines.append(f"\nPredicted; the same command with recipe=estimate says more of each. {predicted.LIKELY}")
+    lines.append(f"\nPredicted; {_more_of_each(search)} says more of each. {predicted.LIKELY}")
     if search.base.parallelism.world_size > 1:
         lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
@@ -153,6 +154,16 @@ def terminal_table(headings: list[str], cells: list[list[str]], left: int) -> st
     return screen_table.printed(200, table)
 
 
+def _more_of_each(search: SearchSpace) -> str:
+    """What to type for the estimate of a row."""
+    if not own_weights.stands_in(search.base):
+        return "the same command with recipe=estimate"
+    return (
+        f"the commands train pretrained weights on your rows ({own_weights.ROWS} is to be filled in); the same with "
+        f"recipe=estimate and model={search.base.model.name} in place of model.pretrained and data"
+    )
+
+
 # --- several GPUs ---------------------------------------------------------------------------------------
 
 
@@ -232,7 +243,7 @@ def report_of_places(done: list[Searched], options: Options, seconds: float) -> 
     for number, each in enumerate((fitting or found)[: options.top], 1):
         lines.append(f"{number}. {each.search.command(each.best.chosen)}")
     lines.append(
-        "\nPredicted; the same command with recipe=estimate says more of each, and a search for one of them alone has "
+        f"\nPredicted; {_more_of_each(found[0].search)} says more of each, and a search for one of them alone has "
         f"what comes next. {predicted.LIKELY}"
     )
     if any(each.search.base.parallelism.world_size > 1 for each in found):

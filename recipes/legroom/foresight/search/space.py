@@ -13,7 +13,7 @@ from legroom import invocation, levers, paths
 from legroom.config import Config
 from legroom.levers.parallelism.rules import CONTEXT, SYNC_EACH_BATCH, replicas
 from legroom.machine import host
-from legroom.options import compose, hooks, hydra_errors, overrides, train, validate
+from legroom.options import compose, hooks, hydra_errors, overrides, own_weights, train, validate
 from legroom.third_party import hydra_private
 
 BATCH = "batch.per_device"
@@ -109,7 +109,9 @@ class SearchSpace:
         return getattr(option, leaf) if option is not None else now(self.base, lever)
 
     def command(self, chosen: dict[str, Any]) -> str:
-        return f"{invocation.command()} {shlex.join([*paths.menus_as_typed(), *self.overrides_of(chosen)])}"
+        """What to type to train a choice, from pretrained weights on one's own rows where sizes stood in for them."""
+        typed = own_weights.filled_in(self.overrides_of(chosen), self.base)
+        return f"{invocation.command()} {shlex.join([*paths.menus_as_typed(), *typed])}"
 
     def possible(self, chosen: dict[str, Any]) -> bool:
         """Whether the values of a choice are tried together: some never are, some not in its mode of parallelism."""

@@ -54,10 +54,7 @@ def warnings(cfg: Config) -> list[str]:
         return []
     found = []
     if not cfg.model.pretrained and cfg.save.final and not cfg.save.merge:
-        found.append(
-            f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. "
-            "Type model.pretrained= for an adapter that can be used."
-        )
+        found.append("save.final writes the adapter alone, and not the random weights that it was trained beside.")
     if cfg.precision.kind == "bf16" and not cfg.adapter.bits:
         found.append(
             f"precision=bf16 keeps the frozen weights of adapter={cfg.adapter.name} in fp32, and casts them in every "

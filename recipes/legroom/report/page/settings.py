@@ -6,8 +6,8 @@ import shlex
 from typing import Any
 
 from legroom import invocation, paths, yaml_table
-from legroom.config import GROUPS
-from legroom.options import menus
+from legroom.config import GROUPS, from_dict
+from legroom.options import menus, own_weights
 from legroom.records.record import Record
 
 TYPED, DERIVED, DEFAULT, OPTION = "typed", "derived", "default", "option"
@@ -48,6 +48,17 @@ def command(found: Record, *more: str) -> str:
     typed = [text for text in found.overrides if text.partition("=")[0] not in keys]
     own = found.environment.get("menus") or []  # what named the folders of a person's own
     return " ".join([invocation.command(anywhere=True), *map(shlex.quote, [*own, *typed, *more])])
+
+
+def to_train(found: Record) -> str:
+    """What to type to train what an estimate was of: on one's own rows, from pretrained weights, where the estimate had
+    sizes and random ids in their place."""
+    cfg = from_dict(found.config)
+    keys = ("recipe", "estimate.")
+    typed = [text for text in found.overrides if not text.startswith(keys)]
+    own = found.environment.get("menus") or []
+    words = [*own, *own_weights.filled_in(typed, cfg)]
+    return " ".join([invocation.command(anywhere=True), *map(shlex.quote, words)])
 
 
 def _text(value: Any) -> str:

@@ -187,8 +187,8 @@
           figure(counted(memory.parameter_count), "parameters")),
         h("p", { class: "quiet" }, `All predicted, with ${estimate.efficiencies_from || "no"} efficiencies; the peak of the training step is in the ${memory.peak_phase} phase.`),
         h("h2", {}, missing ? "The command of this training" : "To train it on that GPU"),
-        h("pre", { class: "command" }, trainCommand(found.command)),
-        h("button", { class: "action", type: "button", onclick: (event) => copy(event.target, trainCommand(found.command)) }, "Copy"),
+        h("pre", { class: "command" }, trainCommand(found)),
+        h("button", { class: "action", type: "button", onclick: (event) => copy(event.target, trainCommand(found)) }, "Copy"),
         h("button", { class: "action", type: "button", disabled: explained, onclick: (event) => { event.target.disabled = true; update({ explain: true }); } }, "What would each lever do?"),
         h("button", { class: "action", type: "button", onclick: (event) => largest(event.target) }, "Largest batch"),
         h("button", { class: "action", type: "button", onclick: compare }, "Compare all GPUs"),
@@ -218,7 +218,7 @@
   const figure = (value, name) => (value ? h("div", {}, h("b", {}, value), h("span", {}, name)) : "");
 
   /** The training that was estimated takes the same words. */
-  const trainCommand = (command) => command.includes("=pasted-model") ? command : command.replace(" estimate.explain=true", "").replace(" recipe=estimate", "");
+  const trainCommand = ({ command, train }) => (command.includes("=pasted-model") ? command : train);
 
   function parts(record) {
     const { memory, estimate } = record;

@@ -1,0 +1,58 @@
+"""A training beside random weights is said first, and printed commands name what a person has to fill in."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import compose
+
+from legroom.cli import brief
+from legroom.options import own_weights, validate
+from legroom.report.page import settings
+
+LLAMA = ("model=llama_8b", "device=cpu")
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([*LLAMA, "adapter=qlora"], ["adapter=qlora", "on random ids", "model.pretrained=meta-llama/Llama-3.1-8B"]),
+        (["model=llama_tiny", "device=cpu", "adapter=lora"], ["adapter=lora", "model.pretrained=YOUR_MODEL"]),
+        ([*LLAMA, "data=source"], ["trained from there", "model.pretrained=meta-llama/Llama-3.1-8B"]),
+        (["device=cpu"], []),  # the demonstration
+        ([*LLAMA], []),  # random ids and no adapter: for the figures
+        (["recipe=estimate", "gpu=l4_24gb", "model=llama_8b", "adapter=qlora"], []),
+    ],
+    ids=str,
+)
+def test_random_weights_that_are_meant_to_be_trained_ones_are_said(words, said):
+    found = [line for line in validate.warnings(compose(*words).cfg) if line.startswith(own_weights.RANDOM)]
+    assert len(found) == bool(said) and all(part in found[0] for part in said), found
+
+
+def test_random_weights_are_the_first_line_of_the_summary_and_in_the_record(train):
+    words = ["model=llama_tiny", "adapter=lora"]
+    outcome = train(*words).record
+    outcome.warnings = validate.warnings(compose(*words, "device=cpu").cfg) + outcome.warnings
+    assert brief.answer(outcome).startswith("warning: random weights: model=llama_tiny")
+
+
+@pytest.mark.parametrize(
+    "words, wanted, unwanted",
+    [
+        (
+            ["model=llama_8b", "adapter=qlora", "data.seq_len=1024", "data.samples=64", "batch.per_device=2"],
+            "model.pretrained=meta-llama/Llama-3.1-8B data=chat data.path=YOUR_ROWS.jsonl gpu=l4_24gb adapter=qlora",
+            ["model=llama_8b", "data.samples", "recipe="],
+        ),
+        (["model=llama_tiny", "adapter=lora"], "model.pretrained=YOUR_MODEL data=chat", ["model=llama_tiny"]),
+        (["model=qwen3_8b", "data=source"], "model.pretrained=Qwen/Qwen3-8B gpu=l4_24gb data=source", ["YOUR_ROWS"]),
+        (["model=bert_tiny"], "model=bert_tiny", ["model.pretrained", "YOUR_ROWS"]),
+        (["model=llama_8b", "model.layers=2"], "model.layers=2", ["model.pretrained"]),
+    ],
+    ids=str,
+)
+def test_a_command_to_train_has_what_a_person_fills_in(words, wanted, unwanted):
+    outcome = compose("recipe=estimate", "gpu=l4_24gb", *words).record
+    typed = settings.to_train(outcome)
+    assert wanted in typed and not any(part in typed for part in unwanted), typed
+    assert set(words[2:3]) <= {*typed.split(), "data.samples=64"}
