@@ -47,12 +47,12 @@ check: setup  ## lint, formatting and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --threads 2
 
-check-latest:  ## the contract tests of recipes/legroom/third_party against the newest releases, in a temporary environment
+check-latest:  ## the contract tests of recipes/legroom/compat against the newest releases, in a temporary environment
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(PYTHON) -m venv "$$folder/venv"; \
 	"$$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade $$($(PYTHON) tests/tools/requirements.py newest); \
 	"$$folder/venv/bin/python" -m pip list --disable-pip-version-check | grep -iE '^(torch|transformers|accelerate|hydra-core|submitit|bitsandbytes) '; \
-	"$$folder/venv/bin/python" -m pytest -q -p no:cacheprovider tests/third_party $(ARGS)
+	"$$folder/venv/bin/python" -m pytest -q -p no:cacheprovider tests/compat $(ARGS)
 
 docs: setup  ## build docs/ into site/
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -36,7 +36,7 @@ LAYERS = [
     {"records"},
     {"machine"},
     {"ranks"},
-    {"third_party"},
+    {"compat"},
     # the schema, and the files at the root of the package; the emulated GPU imports nothing but itself
     {"config", "errors", "invocation", "paths", "units", "version", "yaml_table", "emulated_gpu"},
 ]
@@ -339,21 +339,21 @@ def overridden_privates(path: Path):
                     yield f"{where(path, method)}: {node.name}.{method.name}"
 
 
-def test_private_names_of_other_projects_stand_in_third_party():
+def test_private_names_of_other_projects_stand_in_compat():
     """Also private names of our own, read from another file: those lose the underscore."""
     found = []
     for name, path in checked_files().items():
-        if not name.startswith("legroom.third_party") and path.name != "library_patches.py":
+        if not name.startswith("legroom.compat") and path.name != "library_patches.py":
             found += [*private_touches(path), *overridden_privates(path)]
     report(found)
 
 
-def test_every_third_party_module_has_a_contract_test():
-    third_party = ROOT / "recipes" / "legroom" / "third_party"
-    tests = {path.stem for path in (ROOT / "tests" / "third_party").glob("test_*.py")}
-    modules = {path.stem for path in third_party.glob("*.py")} - {"__init__", "patching"}  # patching: no library's
+def test_every_compat_module_has_a_contract_test():
+    compat = ROOT / "recipes" / "legroom" / "compat"
+    tests = {path.stem for path in (ROOT / "tests" / "compat").glob("test_*.py")}
+    modules = {path.stem for path in compat.glob("*.py")} - {"__init__", "patching"}  # patching: no library's
     missing = sorted(name for name in modules if not tests & {f"test_{name}", f"test_{name.removesuffix('_private')}"})
-    assert third_party.is_dir() and modules and not missing
+    assert compat.is_dir() and modules and not missing
 
 
 def test_no_two_test_files_have_one_name():
@@ -393,12 +393,12 @@ def test_tests_touch_no_private_name_of_the_package():
     ours = {
         name
         for module, path in source_files("legroom").items()
-        if not module.startswith("legroom.third_party")
+        if not module.startswith("legroom.compat")
         for name in private_names_defined(path)
     }
     touched = set()
     for name, path in source_files("tests").items():
-        if name.startswith(("tests.tools", "tests.third_party")):  # contract tests
+        if name.startswith(("tests.tools", "tests.compat")):  # contract tests
             continue
         own = private_names_defined(path)
         for node in nodes(path):

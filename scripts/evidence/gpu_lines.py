@@ -43,8 +43,8 @@ NOT_ON_A_GPU = (
     "foresight/step_estimate.py",
     "foresight/user_step.py",
     "report",
-    "third_party/played_private.py",
-    "third_party/torch_backend_private.py",
+    "compat/played_private.py",
+    "compat/torch_backend_private.py",
 )
 # "file:function" -> why its lines are not run.
 REFUSAL = "says what is missing without a GPU, or refuses: run by tests/options on a CPU"
@@ -81,10 +81,10 @@ REASONS: dict[str, str] = {
     "levers/parallelism/rules.py:problems": REFUSAL,
     "options/validate.py:validate": REFUSAL,
     "levers/parallelism/zero_rules.py:problems": REFUSAL,
-    "third_party/bitsandbytes_private.py:step": "CUDA's managed memory; a job of scripts/gpu_checks.py",
-    "third_party/torch_private.py:called": "of a step on the fake device: tests/foresight/test_step_estimate.py",
-    "third_party/torch_private.py:autocast": "of a step on the fake device: tests/foresight/test_step_estimate.py",
-    "third_party/torch_private.py:scaler": "of a step on the fake device: tests/foresight/test_step_estimate.py",
+    "compat/bitsandbytes_private.py:step": "CUDA's managed memory; a job of scripts/gpu_checks.py",
+    "compat/torch_private.py:called": "of a step on the fake device: tests/foresight/test_step_estimate.py",
+    "compat/torch_private.py:autocast": "of a step on the fake device: tests/foresight/test_step_estimate.py",
+    "compat/torch_private.py:scaler": "of a step on the fake device: tests/foresight/test_step_estimate.py",
 }
 SETTINGS = """
 [run]

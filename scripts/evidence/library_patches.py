@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim import adam as _adam  # type: ignore[attr-defined]  (a module, missing in torch's stubs)
 from transformers.cache_utils import DynamicLayer
 
-from legroom.third_party.patching import patched
+from legroom.compat.patching import patched
 
 
 @contextlib.contextmanager

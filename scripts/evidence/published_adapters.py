@@ -22,11 +22,11 @@ from checkout import ROOT
 import transformers
 
 from legroom import paths
+from legroom.compat.patching import patched
 from legroom.foresight import simulation
 from legroom.foresight.speed import roofline
 from legroom.levers.adapter import apply as adapter
 from legroom.options.compose import compose_valid
-from legroom.third_party.patching import patched
 
 PREPARED = "qlora, prepared"
 CLASSES = {

@@ -39,7 +39,7 @@ _functional_collectives.wait_tensor = patient(_functional_collectives.wait_tenso
 IN_TURN = """
 import torch.distributed
 from legroom.foresight.fake_gpu import library_patches
-from legroom.third_party import transformers_models_private as private
+from legroom.compat import transformers_models_private as private
 routes = private.kept_by_the_test = private.replaced_routes(
     library_patches._even_routes, torch.distributed.all_to_all_single
 )

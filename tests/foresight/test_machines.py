@@ -10,11 +10,11 @@ from test_ledger_ranks import foreseen
 from torch.distributed.device_mesh import init_device_mesh
 
 from legroom.cli import brief
+from legroom.compat import torch_distributed_private
 from legroom.foresight.fake_gpu.op_cache import call_signature
 from legroom.foresight.speed import efficiencies
 from legroom.foresight.speed.roofline import predict
 from legroom.machine.worker_environment import SIMULATIONS
-from legroom.third_party import torch_distributed_private
 
 A100, NETWORK = ["gpu=a100_80gb", "data.samples=64", "model=llama_tiny"], "gpu.machine_link_gb_per_second=25"
 TWO = ["gpu.machines=2", NETWORK]

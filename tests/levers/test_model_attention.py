@@ -10,13 +10,13 @@ from conftest import compose
 from test_ledger_pairs import differing, fake, real
 from transformers import AutoConfig, AutoModelForCausalLM, modeling_flash_attention_utils
 
+from legroom.compat import transformers_models_private
 from legroom.errors import Refusal
 from legroom.foresight import simulation
 from legroom.levers.attention import rules as attention
 from legroom.machine import host
 from legroom.models import architectures
 from legroom.options.model import AUTO
-from legroom.third_party import transformers_models_private
 
 NEWER = ["flash_attention_3", "kernels-community/flash-attn2", "flex_attention"]
 

@@ -12,9 +12,9 @@ from conftest import compose, small
 from transformers import AutoConfig, masking_utils, modeling_flash_attention_utils
 from transformers.integrations import flash_attention, flex_attention
 
+from legroom.compat import transformers_models_private
 from legroom.errors import Refusal
 from legroom.levers.packing import apply as packing
-from legroom.third_party import transformers_models_private
 
 LENGTHS = [7, 1, 12, 5]
 PADDING = 3

@@ -12,6 +12,7 @@ import torch
 from conftest import bare_model, compose, small
 
 from legroom.cli import entry_point
+from legroom.compat import accelerate_private
 from legroom.data import data_loader
 from legroom.errors import Refusal
 from legroom.levers.adapter import apply as adapter
@@ -19,7 +20,6 @@ from legroom.levers.parallelism import rules
 from legroom.machine import host, worker_environment
 from legroom.parallelism import fsdp
 from legroom.ranks import rank_info
-from legroom.third_party import accelerate_private
 
 # One optimizer step of eight rows each: sgd, without clipping, which would hide a wrong scale.
 EIGHT = [

@@ -7,11 +7,11 @@ import safetensors.torch
 import torch
 from conftest import bare_model, compose
 
+from legroom.compat import transformers_models_private
 from legroom.levers.adapter import apply as adapter
 from legroom.machine import host
 from legroom.models import quantized
 from legroom.records import run_folder
-from legroom.third_party import transformers_models_private
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")

@@ -10,10 +10,10 @@ import types
 import pytest
 import torch
 
+from legroom.compat import torch_private
 from legroom.measure import step_log
 from legroom.measure.step_log import StepLog
 from legroom.records.record import Evaluation
-from legroom.third_party import torch_private
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 import tiny
 import torch
 
+from legroom.compat import transformers_models_private
 from legroom.data import collate
 from legroom.data.dataset import Data
 from legroom.models import architectures, behaviour
-from legroom.third_party import transformers_models_private
 
 TASK = "language_modelling"
 LENGTHS = (24, 6, 9, 3)

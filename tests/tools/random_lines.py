@@ -31,12 +31,12 @@ from checkout import ROOT
 
 from legroom.cli import entry_point, help_text
 from legroom.cli import sweep as sweeps
+from legroom.compat.patching import patched
 from legroom.config import GROUPS
 from legroom.jobs import supervise
 from legroom.machine import host
 from legroom.options import keys, menus
 from legroom.paths import CONF
-from legroom.third_party.patching import patched
 
 LIMIT_SECONDS = 2.0  # of a core, for a refusal beyond the start of the interpreter and the imports
 WAITING_SECONDS = 10.0  # by the clock, which other programs on the machine lengthen

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from legroom.compat import torch_private
 from legroom.config import Config
 from legroom.errors import Diverged, NoStepTaken
 from legroom.measure.step_log import StepLog
 from legroom.parallelism import unwrap
 from legroom.ranks import collectives
 from legroom.records.messages import Progress
-from legroom.third_party import torch_private
 
 # Steps in a row without a finite loss, each skipped by the gradient scaler, after which nothing will change any more:
 # the weights stay as they are, and only batches and dropout differ.

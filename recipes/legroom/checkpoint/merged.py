@@ -15,10 +15,10 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from legroom import paths
+from legroom.compat import transformers_models_private
 from legroom.data import answer_ends
 from legroom.models import quantized
 from legroom.parallelism import unwrap
-from legroom.third_party import transformers_models_private
 
 
 def save_adapter(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:

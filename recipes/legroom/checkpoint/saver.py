@@ -13,6 +13,7 @@ from legroom import config
 from legroom.checkpoint import merged, reopened, state
 from legroom.checkpoint.divergence import DivergenceWatch
 from legroom.checkpoint.stop_request import StopNow, StopRequest
+from legroom.compat import transformers_models_private
 from legroom.config import Config
 from legroom.data.dataset import Data
 from legroom.errors import Refusal
@@ -26,7 +27,6 @@ from legroom.records import checkpoint_files, model_card, run_folder
 from legroom.records.checkpoint_files import Checkpoint
 from legroom.records.messages import Progress
 from legroom.records.record import Record
-from legroom.third_party import transformers_models_private
 
 
 class Saver:

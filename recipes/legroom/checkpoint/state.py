@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 
 from legroom.checkpoint import saved_values
 from legroom.checkpoint.shard_reader import ShardReader
+from legroom.compat import torch_distributed_private, torch_private, torchao_private
 from legroom.errors import Refusal
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.records.checkpoint_files import Checkpoint
 from legroom.records.printable import printable
-from legroom.third_party import torch_distributed_private, torch_private, torchao_private
 
 
 def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
@@ -253,7 +253,7 @@ def _optimizer_state(
 def _on_device(optimizer: Any, weight: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """A state on the device of its weight; in CUDA's managed memory if bitsandbytes pages it."""
     if getattr(optimizer, "is_paged", False) and value.shape == weight.shape:
-        from legroom.third_party import bitsandbytes_private  # imports bitsandbytes
+        from legroom.compat import bitsandbytes_private  # imports bitsandbytes
 
         return bitsandbytes_private.state_buffer(optimizer, weight, value.dtype).copy_(value)
     return value.to(weight.device)

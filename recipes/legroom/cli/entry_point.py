@@ -24,10 +24,10 @@ from legroom import invocation, levers, paths
 from legroom.cli import argv, console, exit_codes, flags, joblib_jobs, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
 from legroom.cli.exit_codes import REFUSED
+from legroom.compat import hydra_private, hydra_refused_code_private
 from legroom.errors import Refusal
 from legroom.options import compose, hydra_errors, overrides, yaml_files
 from legroom.ranks.rank_info import RankInfo, current_rank
-from legroom.third_party import hydra_private, hydra_refused_code_private
 
 VERBOSE = "--verbose"  # the one flag that is not Hydra's
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from legroom import paths
+from legroom.compat import hydra_private
 from legroom.errors import Refusal
 from legroom.options import keys, suggestions
-from legroom.third_party import hydra_private
 
 CONFIG_DIR = {"-cd", "--config-dir"}
 CONFIG_PATH = {"-cp", "--config-path"}

@@ -24,7 +24,7 @@ def stoppable(sweep: sweeps.Sweep, folder: Path | None) -> Iterator[None]:
     ):
         yield
         return
-    from legroom.third_party import joblib_private
+    from legroom.compat import joblib_private
 
     def stop_jobs(number: int) -> None:
         sweep.stop(folder)

@@ -21,11 +21,11 @@ from hydra.errors import HydraException
 from legroom import invocation
 from legroom.cli import console
 from legroom.cli import sweep as sweeps
+from legroom.compat import submitit_private
 from legroom.jobs import failures, launch, post_mortem
 from legroom.machine import host, interpreter
 from legroom.ranks.rank_info import current_rank
 from legroom.records import record_file
-from legroom.third_party import submitit_private
 
 if TYPE_CHECKING:
     from submitit import Job as SubmititJob

@@ -24,13 +24,13 @@ from typing import Any
 
 from hydra.conf import HydraConf
 
+from legroom.compat import hydra_private
 from legroom.jobs import fork_client
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.ranks import rank_info
 from legroom.records import checkpoint_files, record, record_file
 from legroom.records.printable import printable
 from legroom.records.record import Record, shown_status
-from legroom.third_party import hydra_private
 from legroom.units import MIB
 
 FINAL = {"ok", "oom", "diverged", "refused"}  # results: not run again

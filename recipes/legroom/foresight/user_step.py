@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from legroom.compat import torch_private
+from legroom.compat.patching import patched
 from legroom.config import Gpu
 from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import places, simulation
@@ -19,8 +21,6 @@ from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.settings import limits_of
-from legroom.third_party import torch_private
-from legroom.third_party.patching import patched
 
 DISABLED_SCALER = (
     "a disabled GradScaler is used: the figures are without its work. Torch disables one that is built on a machine "

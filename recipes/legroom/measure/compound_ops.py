@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from legroom.third_party.torch_private import op_name
+from legroom.compat.torch_private import op_name
 
 ABSMAX_BLOCK = 256  # numbers to a scale of the scales, with double quantisation
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from legroom.compat.torch_private import held_tensors, local_tensor, op_name, without_graph
 from legroom.measure.kinds import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from legroom.measure.op_flops import tensors_in
 from legroom.measure.storage_log import StorageEntry, StorageLog
 from legroom.models import quantized
-from legroom.third_party.torch_private import held_tensors, local_tensor, op_name, without_graph
 
 
 class MemoryAttribution:

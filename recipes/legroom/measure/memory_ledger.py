@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from legroom.compat.patching import patched
+from legroom.compat.torch_private import observed_resizes, op_name, storage_key
 from legroom.measure import memory_attribution as kinds
 from legroom.measure import outside_autograd
 from legroom.measure.kinds import KINDS
@@ -16,8 +18,6 @@ from legroom.measure.op_observer import OpObserverMode
 from legroom.measure.storage_log import StorageLog
 from legroom.measure.tensor_origins import TensorOrigins
 from legroom.models import quantized
-from legroom.third_party.patching import patched
-from legroom.third_party.torch_private import observed_resizes, op_name, storage_key
 
 
 class MemoryLedger:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from legroom.third_party.torch_private import op_packet, qualified_packet_name, schema
+from legroom.compat.torch_private import op_packet, qualified_packet_name, schema
 
 WITH_ADDEND = ("aten::addmm", "aten::baddbmm", "aten::_addmm_activation")  # whose first argument is added
 

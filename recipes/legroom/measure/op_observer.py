@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
+from legroom.compat.torch_private import DispatchMode, comes_whole, dispatching_to, runs_on_fake_tensors
 from legroom.measure import compound_ops
 from legroom.measure.op_flops import tensors_in
-from legroom.third_party.torch_private import DispatchMode, comes_whole, dispatching_to, runs_on_fake_tensors
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 

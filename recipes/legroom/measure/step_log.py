@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from legroom.compat import torch_private
 from legroom.records.messages import StepsDone
 from legroom.records.record import SCORES, Evaluation, Speed, Training
 from legroom.records.run_folder import STEPS_FILE
-from legroom.third_party import torch_private
 
 SAVED = ("losses", "seconds", "samples", "tokens", "learning_rates", "gradient_norms", "unpadded", "evaluations")
 

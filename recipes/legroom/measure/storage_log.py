@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from legroom.third_party.torch_private import current_graph_task_id, storage_key
+from legroom.compat.torch_private import current_graph_task_id, storage_key
 
 
 @dataclass

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 
+from legroom.compat.torch_private import held_tensors, op_name
 from legroom.measure.kinds import ACTIVATION, COPY, PARAMETER
 from legroom.measure.storage_log import StorageEntry, StorageLog
-from legroom.third_party.torch_private import held_tensors, op_name
 
 
 class TensorOrigins:

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
 
+from legroom.compat import transformers_models_private
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.models import head, pretrained
@@ -22,7 +23,6 @@ from legroom.options.task import OF_ROWS, OF_TOKENS
 from legroom.parallelism import pipeline, unwrap
 from legroom.records import record
 from legroom.records.printable import printable
-from legroom.third_party import transformers_models_private
 
 CLASSES = {
     "language_modelling": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from legroom.compat import torch_private, transformers_models_private
 from legroom.config import Config
 from legroom.data import collate, rows
 from legroom.data.dataset import Data
@@ -22,7 +23,6 @@ from legroom.errors import Refusal
 from legroom.models import architectures, shrunk
 from legroom.options.task import OF_ROWS
 from legroom.records.printable import printable
-from legroom.third_party import torch_private, transformers_models_private
 
 # Model types that shift labels, see no later token and are padded on the right, as tests/models/test_behaviour.py
 # proves: nothing is asked of them.

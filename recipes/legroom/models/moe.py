@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 from transformers import PretrainedConfig
 
-from legroom.third_party import transformers_models_private
+from legroom.compat import transformers_models_private
 
 NAME = "grouped_mm_autocast"  # the value of `experts_implementation`
 

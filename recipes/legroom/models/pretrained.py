@@ -10,12 +10,12 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from legroom import invocation, paths
+from legroom.compat import transformers_models_private
 from legroom.errors import Refusal, is_out_of_memory
 from legroom.models import head, quantized
 from legroom.options import known_models
 from legroom.options.model import counts_problems
 from legroom.records.printable import printable
-from legroom.third_party import transformers_models_private
 
 Warn = Callable[[str], None]
 SHOWN = 4  # names of weights in a message

@@ -16,10 +16,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from legroom.compat import transformers_models_private
 from legroom.errors import Refusal
 from legroom.models import head
 from legroom.parallelism import four_bits, pipeline
-from legroom.third_party import transformers_models_private
 
 OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in 16 bits (Dettmers et al. 2022)
 
@@ -103,7 +103,7 @@ def finish(model: PreTrainedModel) -> PreTrainedModel:
 
 def _tables_off_meta() -> AbstractContextManager:
     """Where a model is built on the meta device, bitsandbytes' table of codes is not: it reads the numbers of that."""
-    from legroom.third_party import bitsandbytes_private  # imports bitsandbytes
+    from legroom.compat import bitsandbytes_private  # imports bitsandbytes
 
     return bitsandbytes_private.own_code_tables() if torch.get_default_device().type == "meta" else nullcontext()
 

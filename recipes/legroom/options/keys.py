@@ -12,9 +12,9 @@ from omegaconf import BooleanNode, FloatNode, IntegerNode, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from legroom import config, yaml_table
+from legroom.compat import hydra_private
 from legroom.options import menus, suggestions
 from legroom.paths import CONF
-from legroom.third_party import hydra_private
 
 # What is typed here for the arguments of transformers and of other trainers
 ARGUMENTS_FILE = Path(__file__).with_name("arguments.yaml")

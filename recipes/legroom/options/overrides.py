@@ -7,10 +7,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType
 
+from legroom.compat import hydra_private
 from legroom.config import GROUPS
 from legroom.options import keys, menus, suggestions
 from legroom.records.validate import has_type
-from legroom.third_party import hydra_private
 
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
 ONE_WORD = re.compile(r"[\w.-]+")

@@ -52,7 +52,7 @@ def task_of(cfg: Config, config: PretrainedConfig) -> str:
         return known
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
-    from legroom.third_party import transformers_models_private
+    from legroom.compat import transformers_models_private
 
     saved = config.architectures or []
     if any(name.endswith("ForQuestionAnswering") for name in saved):

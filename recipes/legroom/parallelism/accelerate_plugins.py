@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from accelerate import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 
+from legroom.compat import accelerate_private, torch_distributed_private, torch_private
 from legroom.config import Config
 from legroom.parallelism import zero
-from legroom.third_party import accelerate_private, torch_distributed_private, torch_private
 
 DDP_KEYS = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
 

@@ -19,10 +19,10 @@ from torch.distributed.nn.functional import all_to_all_single
 from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
 
+from legroom.compat import transformers_models_private
 from legroom.data.collate import IGNORE_INDEX
 from legroom.errors import Refusal
 from legroom.options import model_families
-from legroom.third_party import transformers_models_private
 
 ROWS = {"input_ids", "labels", "attention_mask"}  # what a batch has
 PLACES = ("position_ids", "cache_position")  # of a rank's tokens; models give them to attention, which needs none

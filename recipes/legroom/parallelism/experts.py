@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
+from legroom.compat import transformers_models_private
 from legroom.errors import Refusal
-from legroom.third_party import transformers_models_private
 
 DISPATCHED = "ep_dispatch_experts"  # the style of a module whose tokens travel
 

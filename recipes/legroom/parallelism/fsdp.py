@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import PreTrainedModel
 
+from legroom.compat import transformers_models_private
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.options import gpu
 from legroom.parallelism import experts, four_bits
 from legroom.parallelism.pipeline_parts import layers_of
 from legroom.ranks import collectives, rank_info
-from legroom.third_party import transformers_models_private
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precision -> dtype of the computation
 

@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from legroom.compat import torch_distributed_private
 from legroom.config.menus import Parallelism
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.data_loader import Batch
@@ -27,7 +28,6 @@ from legroom.errors import Refusal
 from legroom.options import model_families
 from legroom.parallelism.pipeline_parts import NoEmbedding, Part, Passing, Received, around, layers_of
 from legroom.ranks import collectives
-from legroom.third_party import torch_distributed_private
 
 PADDING = {"labels": IGNORE_INDEX, "attention_mask": 0, "input_ids": 0}  # of the inputs that a batch may have
 

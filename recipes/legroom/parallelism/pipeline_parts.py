@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from legroom.third_party import transformers_models_private
+from legroom.compat import transformers_models_private
 
 
 class Passing(nn.Module):

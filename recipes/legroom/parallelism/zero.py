@@ -73,6 +73,6 @@ def to_device(cfg: Config, model: torch.nn.Module) -> None:
 
 def _skip_kernel(device: str) -> None:
     if device == "cpu":
-        from legroom.third_party import deepspeed_private  # imports deepspeed
+        from legroom.compat import deepspeed_private  # imports deepspeed
 
         deepspeed_private.skip_shared_memory_kernel()

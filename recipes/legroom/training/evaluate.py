@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from legroom.compat import accelerate_private
 from legroom.config import Config
 from legroom.data import data_loader
 from legroom.data.data_loader import BatchLoader
@@ -18,7 +19,6 @@ from legroom.parallelism import fsdp, unwrap
 from legroom.ranks import collectives
 from legroom.records.messages import Progress
 from legroom.records.record import Evaluation
-from legroom.third_party import accelerate_private
 from legroom.training import scores
 from legroom.training.step import labels_in, labels_of
 

@@ -8,7 +8,7 @@ def import_libraries() -> None:
     collects = gc.isenabled()
     gc.disable()  # nothing that an import leaves is garbage, and searching through it takes a tenth of the time
     try:
-        import legroom.third_party.transformers_peft_private  # before transformers' Trainer
+        import legroom.compat.transformers_peft_private  # before transformers' Trainer
         import legroom.training.setup  # noqa: F401
     finally:
         # What was imported stays. Looking through it again takes a quarter of an estimate, and in a forked process

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
+from legroom.compat import accelerate_private
 from legroom.config import Config
 from legroom.data import dataset
 from legroom.data.dataset import Data
@@ -18,7 +19,6 @@ from legroom.models import architectures, behaviour, builder, shifted_loss
 from legroom.options import hooks, task, train
 from legroom.options.training_arguments import training_arguments
 from legroom.records import record
-from legroom.third_party import accelerate_private
 from legroom.training import accelerate_loop, trainer
 
 Loop = accelerate_loop.Loop | trainer.Loop

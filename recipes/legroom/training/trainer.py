@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
+from legroom.compat import accelerate_private
+from legroom.compat.transformers_trainer_private import HookedTrainer
 from legroom.config import Config
 from legroom.data import data_loader
 from legroom.data.data_loader import Batch
@@ -20,8 +22,6 @@ from legroom.measure.step_log import StepLog
 from legroom.options import hooks
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
-from legroom.third_party import accelerate_private
-from legroom.third_party.transformers_trainer_private import HookedTrainer
 from legroom.training.after_step import EvaluateThenSave
 from legroom.training.step import forward_backward, learning_rate, step_counts, step_shares, whole_norm
 

@@ -7,12 +7,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from legroom.compat.torch_private import op_name, storage_key
 from legroom.errors import UnknownOperation
 from legroom.foresight.fake_gpu import op_cache
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from legroom.foresight.fake_gpu.op_trace import OpTrace
-from legroom.third_party.torch_private import op_name, storage_key
 
 
 @pytest.fixture

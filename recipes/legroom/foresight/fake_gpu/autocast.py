@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from legroom import yaml_table
+from legroom.compat import torch_backend_private as backend
+from legroom.compat.patching import patched
+from legroom.compat.torch_private import overload_name, schema
 from legroom.measure.op_flops import tensors_in
-from legroom.third_party import torch_backend_private as backend
-from legroom.third_party.patching import patched
-from legroom.third_party.torch_private import overload_name, schema
 
 KEY = "AutocastPrivateUse1"  # the fake GPU's dispatch key
 LISTS: dict[str, list[str]] = yaml_table.beside(__file__)  # policy -> operations

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from legroom.compat.torch_backend_private import BackendModule, overload, register_backend
 from legroom.foresight.fake_gpu import error_guard
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
-from legroom.third_party.torch_backend_private import BackendModule, overload, register_backend
 
 # torch.tensor and process groups call these below every dispatch mode, so the device needs kernels for them.
 KERNELS = ("empty.memory_format", "empty_strided", "copy_", "as_strided", "view", "_reshape_alias", "zero_")

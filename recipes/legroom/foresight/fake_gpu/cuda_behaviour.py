@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from legroom.compat.torch_backend_private import registered_kernels, replaced_storage_sizes
 from legroom.foresight.fake_gpu import attention, autocast, fake_storages
-from legroom.third_party.torch_backend_private import registered_kernels, replaced_storage_sizes
 
 aten = torch.ops.aten
 

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from transformers.initialization import no_init_weights
 
+from legroom.compat.patching import patched
+from legroom.compat.torch_backend_private import registered_kernels
+from legroom.compat.torch_private import op_name
 from legroom.foresight.fake_gpu import backend, error_guard, fake_storages, known_values, op_cache
 from legroom.foresight.fake_gpu.cuda_behaviour import as_cuda
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
 from legroom.foresight.speed.operation_names import CONVOLUTIONS, PRODUCTS
 from legroom.measure.op_observer import OpObserver, OpObserverMode
-from legroom.third_party.patching import patched
-from legroom.third_party.torch_backend_private import registered_kernels
-from legroom.third_party.torch_private import op_name
 
 CPU = torch.device("cpu")
 # Operations that on CUDA take no tensor of the host but a number. (Others do: copies, positions of an index.)

@@ -9,7 +9,7 @@ FakeDevice raises it again when it is left.
 import ctypes
 from typing import Any
 
-from legroom.third_party.torch_backend_private import PRIVATE_USE_1, DeviceGuard, fetch_python_error
+from legroom.compat.torch_backend_private import PRIVATE_USE_1, DeviceGuard, fetch_python_error
 
 _type, _value, _traceback = (ctypes.py_object() for _ in range(3))
 _REFERENCES = tuple(map(ctypes.byref, (_type, _value, _traceback)))

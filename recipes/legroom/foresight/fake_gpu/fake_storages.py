@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from legroom.third_party.torch_backend_private import create_empty_backend_tensor, dispatch_keys, storage_at_address
+from legroom.compat.torch_backend_private import create_empty_backend_tensor, dispatch_keys, storage_at_address
 
 DEVICE_TYPE = "fakecuda"
 FIRST_ADDRESS = 2**60  # no machine has memory at this address or above

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from legroom import measure
+from legroom.compat.torch_private import op_name
 from legroom.errors import UnknownOperation
 from legroom.foresight.fake_gpu.fake_storages import is_fake
 from legroom.foresight.fake_gpu.op_cache import replace_tensors
-from legroom.third_party.torch_private import op_name
 
 aten = torch.ops.aten
 # Operations whose result's shape depends on values. A mask as an index is the same as the positions of its ones.

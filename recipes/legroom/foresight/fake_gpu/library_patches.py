@@ -17,6 +17,14 @@ import torch.distributed as dist
 from torch.nn import functional
 from transformers import TrainingArguments
 
+from legroom.compat import (
+    accelerate_private,
+    torch_distributed_private,
+    torch_private,
+    transformers_models_private,
+    transformers_trainer_private,
+)
+from legroom.compat.patching import patched
 from legroom.config import Config
 from legroom.foresight.fake_gpu import attention, fake_storages, known_values, zero_ranks, zero_shards
 from legroom.foresight.fake_gpu.backend import Stream
@@ -27,14 +35,6 @@ from legroom.options import gpu as gpu_options
 from legroom.options import training_arguments
 from legroom.parallelism import zero
 from legroom.ranks import collectives, rank_info
-from legroom.third_party import (
-    accelerate_private,
-    torch_distributed_private,
-    torch_private,
-    transformers_models_private,
-    transformers_trainer_private,
-)
-from legroom.third_party.patching import patched
 
 # transformers' names of what bitsandbytes has: a worker's configuration comes from a record, which holds no facts.
 OF_BITSANDBYTES = re.compile("8bit|bnb|paged|lion|ademamix")
@@ -80,7 +80,7 @@ def libraries_on(fake: FakeDevice, cfg: Config | None = None) -> Iterator[None]:
         # The import of bitsandbytes takes long.
         optimizer = fake.capability and (cfg is None or OF_BITSANDBYTES.search(cfg.optim.transformers_name or ""))
         if (optimizer and host.has("bitsandbytes")) or (cfg is not None and cfg.adapter.bits):
-            from legroom.third_party import bitsandbytes_private
+            from legroom.compat import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
             patches.enter_context(bitsandbytes_private.replaced_paged_memory(paged_state))

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from legroom.compat import torch_distributed_private, torch_private
+from legroom.compat.torch_private import op_name, schema, storage_key
 from legroom.errors import UnknownOperation
 from legroom.foresight.fake_gpu import fake_storages
-from legroom.third_party import torch_distributed_private, torch_private
-from legroom.third_party.torch_private import op_name, schema, storage_key
 
 aten = torch.ops.aten
 # A description of a result is a tuple that begins with one of these, or with a list or tuple type before descriptions.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from legroom.compat.torch_private import op_name
 from legroom.foresight.fake_gpu import attention
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.memory import allocator
@@ -22,7 +23,6 @@ from legroom.foresight.speed.operation_names import PRODUCTS
 from legroom.foresight.speed.operations import Tally
 from legroom.measure.kinds import OTHER
 from legroom.measure.memory_ledger import MemoryLedger
-from legroom.third_party.torch_private import op_name
 from legroom.units import MIB
 
 

@@ -17,6 +17,8 @@ from torch.nn.parallel import comm
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from legroom.compat import accelerate_private, torch_private, transformers_trainer_private
+from legroom.compat.patching import patched
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import known_values, library_patches
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
@@ -24,8 +26,6 @@ from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from legroom.foresight.fake_gpu.unknown_numbers import UnknownFloat
 from legroom.foresight.places import own_line, reading_line
-from legroom.third_party import accelerate_private, torch_private, transformers_trainer_private
-from legroom.third_party.patching import patched
 
 MOST_READS = 1000  # of one line of a library
 _NUMBERS = {

@@ -8,10 +8,10 @@ from typing import Any
 from hydra.core.override_parser.types import Glob, Override
 
 from legroom import paths
+from legroom.compat import hydra_private
 from legroom.foresight.search.space import DIMENSIONS
 from legroom.machine import host
 from legroom.options import keys, menus, suggestions
-from legroom.third_party import hydra_private
 
 KEYS = (
     "fit.top=5",

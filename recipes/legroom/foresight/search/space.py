@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from legroom import invocation, levers, paths
+from legroom.compat import hydra_private
 from legroom.config import Config
 from legroom.levers.parallelism.rules import CONTEXT, SYNC_EACH_BATCH, replicas
 from legroom.machine import host
 from legroom.options import compose, hooks, hydra_errors, overrides, own_weights, train, validate
-from legroom.third_party import hydra_private
 
 BATCH = "batch.per_device"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.

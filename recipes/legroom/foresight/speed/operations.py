@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from legroom.compat import torch_distributed_private, torch_private
 from legroom.foresight.speed import operation_names as ops
 from legroom.measure.op_flops import attended_share, operation_flops, tensors_in
-from legroom.third_party import torch_distributed_private, torch_private
 
 FUSIBLE = (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY)  # torch.compile makes few kernels of them
 OPTIMIZER_PHASE = "step"

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from legroom.compat import transformers_peft_private
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.levers.adapter.rules import ALL_LINEAR
@@ -19,7 +20,6 @@ from legroom.models import head, quantized
 from legroom.models.builder import Construction
 from legroom.options.hooks import Behaviour
 from legroom.parallelism import unwrap
-from legroom.third_party import transformers_peft_private
 
 LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")  # classes of layers beside which an adapter may lie
 

@@ -2,13 +2,13 @@
 
 from transformers import PretrainedConfig
 
+from legroom.compat import transformers_models_private
 from legroom.errors import Refusal
 from legroom.levers.attention import rules
 from legroom.models import architectures
 from legroom.models.builder import Construction
 from legroom.options.hooks import Behaviour
 from legroom.records.printable import printable
-from legroom.third_party import transformers_models_private
 
 
 class Apply(Behaviour):

@@ -7,11 +7,11 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PretrainedConfig
 
+from legroom.compat import torch_private, transformers_models_private
 from legroom.errors import Refusal
 from legroom.measure import outside_autograd
 from legroom.models import architectures
 from legroom.options.hooks import Behaviour
-from legroom.third_party import torch_private, transformers_models_private
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "grouped_mm_fallback")
 

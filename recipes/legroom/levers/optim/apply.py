@@ -68,6 +68,6 @@ class StepsInBackward:
 
 
 def _step_of_bitsandbytes(optimizer: Any) -> Callable[[torch.Tensor], None]:
-    from legroom.third_party import bitsandbytes_private  # imports bitsandbytes
+    from legroom.compat import bitsandbytes_private  # imports bitsandbytes
 
     return bitsandbytes_private.step_of_one_weight(optimizer)

@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainingArguments
 from transformers.pytorch_utils import Conv1D
 
+from legroom.compat.transformers_trainer_private import OptimizerBuilder
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.options import hooks
-from legroom.third_party.transformers_trainer_private import OptimizerBuilder
 
 Factory = Callable[[Config, TrainingArguments, torch.nn.Module], Optimizer]
 
@@ -52,7 +52,7 @@ def _of_transformers_table(args: TrainingArguments, model: torch.nn.Module, with
 
 def _before_construction(optimizer_class: Any) -> None:
     if str(getattr(optimizer_class, "__module__", "")).startswith("bitsandbytes"):
-        from legroom.third_party import bitsandbytes_private  # imports bitsandbytes
+        from legroom.compat import bitsandbytes_private  # imports bitsandbytes
 
         bitsandbytes_private.clear_overrides()
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from legroom.compat import transformers_models_private
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.levers.attention.rules import FLASH, FLEX
 from legroom.levers.packing.rules import NOT_CAUSAL
 from legroom.options import model_families
 from legroom.options.hooks import Behaviour
-from legroom.third_party import transformers_models_private
 
 MASKED = ("sdpa", "eager")
 LAYERS = {"full_attention", "sliding_attention"}

@@ -5,10 +5,10 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
 
+from legroom.compat import accelerate_private
 from legroom.config import Config
 from legroom.options.hooks import Behaviour
 from legroom.parallelism import accelerate_plugins, context, fsdp, pipeline, unwrap, zero
-from legroom.third_party import accelerate_private
 
 
 class Apply(Behaviour):

@@ -1,0 +1,141 @@
+"""Private names of torch.distributed and DistributedDataParallel that this project uses, each with its reason."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as _distributed
+
+from legroom.compat.patching import patched
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+# --- sharded tensors ---------------------------------------------------------------------------------
+
+
+def shard_offset(tensor: DTensor) -> list[int]:
+    """The offset of this rank's shard in the whole tensor. DTensor has no public method for it."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return list(offset)
+
+
+# --- process groups ----------------------------------------------------------------------------------
+
+
+def group_of(argument: Any) -> ProcessGroup | None:
+    """The process group that an operation of c10d gets as an argument; None for any other argument.
+
+    c10d's operations get a ScriptObject, and only `_type()` tells a process group from others.
+    """
+    if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+        return ProcessGroup.unbox(argument)
+    return None
+
+
+def group_by_name(name: str) -> ProcessGroup:
+    """The process group of that name: functional collectives get a name instead of a group."""
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  (GroupName: a str)
+
+
+def fake_process_group_store() -> Any:
+    """The store of torch's "fake" process group (a test tool of torch), whose collectives return at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the "fake" backend when imported
+
+    return FakeStore()
+
+
+# --- DistributedDataParallel -------------------------------------------------------------------------
+
+
+def rebuild_ddp_buckets(ddp: DistributedDataParallel) -> None:
+    """Order DDP's gradient buckets by the order of the gradients in the last backward pass, once.
+
+    DDP does this itself at the beginning of the second forward pass (torch/csrc/distributed/c10d/reducer.cpp).
+    """
+    ddp.reducer._rebuild_buckets()
+
+
+def ddp_waiting_seconds(ddp: DistributedDataParallel) -> float | None:
+    """Mean seconds of a backward pass in which DDP communicates and does not compute. None before DDP has sampled."""
+    figures = ddp._get_ddp_logging_data()
+    if "avg_backward_comm_time" not in figures:
+        return None
+    nanoseconds = figures["avg_backward_comm_time"] - figures["avg_backward_compute_comm_overlap_time"]
+    return nanoseconds / 1e9
+
+
+@contextlib.contextmanager
+def replaced_ddp(ddp: type) -> Iterator[None]:
+    """Inside, `torch.nn.parallel.DistributedDataParallel` is `ddp`, whose constructor compares no shapes.
+
+    `_verify_param_shape_across_processes` reads what the other ranks answer, and a fake process group has no answer.
+    """
+    with (
+        patched(torch.nn.parallel, DistributedDataParallel=ddp),
+        patched(_distributed, _verify_param_shape_across_processes=lambda *_: True),
+    ):
+        yield
+
+
+# --- pipelining --------------------------------------------------------------------------------------
+
+
+def pipeline_stage(
+    module: torch.nn.Module, index: int, count: int, device: torch.device, given: Any, made: Any, group: ProcessGroup
+) -> Any:
+    """A stage of a pipeline whose shapes are known: given and made (on the meta device) are its input and output.
+
+    Private because torch lets the ranks vote in each new schedule whether all know their shapes, and waits for them.
+    """
+    from torch.distributed.pipelining import PipelineStage
+
+    class KnownStage(PipelineStage):
+        def _warmup_forward_vote(self, *_: Any, **__: Any) -> torch.Tensor:
+            return torch.ones(1, dtype=torch.int32, device="cpu")
+
+        _warmup_backward_result = _warmup_forward_vote
+
+    return KnownStage(module, index, count, device, input_args=given, output_args=made, group=group)
+
+
+class _HeldWork:
+    """A message under way, which keeps its tensor as a real one does. The fake process group's keeps none."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor):
+        self.work, self.tensor = work, tensor
+
+    def wait(self) -> bool:
+        return self.work is None or self.work.wait()
+
+
+@contextlib.contextmanager
+def messages_keep_tensors() -> Iterator[None]:
+    """Inside, what `isend` and `irecv` return keeps the tensor, under both names that torch's schedules compare."""
+
+    def held(send: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor, *args, **kwargs: _HeldWork(send(tensor, *args, **kwargs), tensor)
+
+    names = {"isend": held(distributed_c10d.isend), "irecv": held(distributed_c10d.irecv)}
+    with patched(dist, **names), patched(distributed_c10d, **names):
+        yield
+
+
+def pipeline_schedule(name: str, stages: list[Any], micro_batches: int, loss: Callable[..., torch.Tensor]) -> Any:
+    """The schedule 'gpipe', '1f1b' or 'interleaved' of a rank's stages. loss: of the last one's output."""
+    from torch.distributed import pipelining
+
+    if name == "interleaved":
+        return pipelining.ScheduleInterleaved1F1B(stages, micro_batches, loss, scale_grads=False)
+    kind = pipelining.ScheduleGPipe if name == "gpipe" else pipelining.Schedule1F1B
+    return kind(stages[0], micro_batches, loss, scale_grads=False)
