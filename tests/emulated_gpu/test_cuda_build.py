@@ -143,6 +143,7 @@ def test_no_visible_device_is_no_cuda(on_gpu):
 # --- training ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("9.0", "7.5")
 @pytest.mark.parametrize("card", [RTX_4090, H100, T4], ids=lambda card: card.capability)
 def test_training_allocates_what_it_keeps(on_gpu, card):
     """fp32 AdamW: weights, gradients and two states of each, and what the allocator rounds up."""
@@ -182,6 +183,7 @@ def test_optimizers_train_in_every_precision(on_gpu):
     """) == ["done"]
 
 
+@pytest.mark.slow_for("8.9")
 @pytest.mark.parametrize("card", [RTX_4090, H100], ids=lambda card: card.capability)
 def test_attention_of_every_backend(on_gpu, card):
     """Only the plain one keeps the scores, 2 x 8 heads x 512 x 512, in bf16 and more than once."""
@@ -231,6 +233,7 @@ def test_layers_that_cudnn_and_others_run(on_gpu):
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("max_split_size_mb:64,garbage_collection_threshold:0.8")
 @pytest.mark.parametrize(
     "allocator",
     [
@@ -517,6 +520,7 @@ def test_compile(on_gpu, mode, tmp_path):
     assert peak > 0
 
 
+@pytest.mark.slow
 def test_profiler(on_gpu):
     assert on_gpu("""
     from torch.profiler import ProfilerActivity, profile
