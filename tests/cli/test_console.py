@@ -111,7 +111,7 @@ def test_a_run_whose_loss_is_no_number_has_its_summary(command, model):
             "train.max_steps=4",
         )
     )
-    assert ended.code == 0 and "not a number" in ended.out
+    assert ended.code == 4 and "not a number" in ended.out
     assert "Traceback" not in ended.err + ended.out
 
 

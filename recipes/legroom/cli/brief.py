@@ -24,6 +24,7 @@ from legroom.units import GIB, MIB, PARTS
 NARROWEST, WIDEST = 40, 100  # columns
 BETWEEN_KEYS = re.compile(r"(\S+=[^\s,]+) (?=[\w.]+=)")  # of a command: it stands on one line, to be copied
 MANY_STEPS = 20  # after which the losses of a run say something
+LOSES_STEPS = ("interrupted", "failed", "killed", "timeout")  # how a run may end that leaves no checkpoint
 LONG_WAIT = 0.05  # of a step's time, for batches
 SHOWN_CHARACTERS = 68  # of a text that the model was given, and of what it said
 # Menus whose option is said by itself; of the others, those whose option tells what it is, and options that do nothing.
@@ -183,7 +184,7 @@ def _advice(outcome: Record, folder: Path) -> list[str]:
 def _data_wait(outcome: Record) -> list[str]:
     """What to type where the steps wait long for their batches."""
     share, data = outcome.speed.data_wait_share or 0.0, outcome.config["data"]
-    if share <= LONG_WAIT:
+    if share <= LONG_WAIT or outcome.status != "ok":
         return []
     pins = data["pin_memory"] or outcome.environment["device"] != "cuda"  # only a copy to a GPU needs pinned memory
     try_this = f"data.workers={2 * data['workers'] or 2}" + ("" if pins else " data.pin_memory=true")
@@ -204,7 +205,7 @@ def _model(outcome: Record, folder: Path) -> list[str]:
     if outcome.estimate is not None:
         return []
     if outcome.status != "ok":
-        kept, lost = checkpoint_files.found(folder), outcome.status == "interrupted" and outcome.training.losses
+        kept, lost = checkpoint_files.found(folder), outcome.status in LOSES_STEPS and outcome.training.losses
         if outcome.status == "diverged":
             return [_wrapped("", line) for line in _last_good(outcome, kept)]
         if kept:
@@ -241,8 +242,6 @@ def _not_learned(outcome: Record, kept: bool) -> list[str]:
     losses = [loss for loss in outcome.training.losses or [] if loss is not None and math.isfinite(loss)]
     count = max(1, len(losses) // 4)
     first, last = losses[:count], losses[-count:]
-    if outcome.training.diverged:  # a warning says what to type
-        return []
     if len(losses) < 2 or not (kept or kind_of(outcome.config, "data") != "dummy"):
         return []
     before, after = fmean(first), fmean(last)
@@ -251,6 +250,8 @@ def _not_learned(outcome: Record, kept: bool) -> list[str]:
         means = f"from {before:.4g} to {after:.4g} (means of the first and the last quarter)"
         return [_wrapped("Note", f"The loss rose {at}, {means}: type a smaller one first.")]
     if not kept or after <= 0.99 * before:
+        return []
+    if len(losses) < len(outcome.training.losses):  # some are no numbers, and a warning says to lower the rate
         return []
     return [_wrapped("Note", f"The loss did not fall {at}: type a larger one, or a larger train.max_steps.")]
 

@@ -96,6 +96,11 @@ def failure_hint(error: BaseException) -> str | None:
         return "The disk is full: free some space, or choose another folder with hydra.run.dir=."
     if "CUDA driver" in text or "NVIDIA driver" in text:
         return "The driver does not match this build of torch: update it, or choose device=cpu."
+    if "DataLoader worker" in text and "Killed" in text:
+        return (
+            "A process that loads batches was killed, as Linux does where the memory runs out: fewer of them "
+            "(data.workers=1), or none (data.workers=0), take less."
+        )
     if "DataLoader worker" in text:
         return "A process that loads batches died: data.workers=0 shows its error."
     return None

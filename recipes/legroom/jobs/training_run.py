@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import threading
 import time
@@ -167,6 +168,7 @@ class TrainingRun:
             loop.train(self.step_log, EvaluateThenSave(cfg, args, data, self.step_log, self.saver, self.progress))
             self.step_log.end()
             self.saver.after_training(len(self.step_log.losses))
+            self._refuse_early_end()
         except BaseException:
             self.step_log.end_after_failure()
             raise
@@ -180,6 +182,12 @@ class TrainingRun:
         if self.record.training.diverged:
             hint = train.lower_rate_hint(cfg)
             self.progress.warn("the loss is not a number." + (f" {hint}" if hint else ""))
+
+    def _refuse_early_end(self) -> None:
+        """Raises RuntimeError where the batches ended before the last step, as of rows that somebody else cut off."""
+        steps, total = len(self.step_log.losses), self.loop.total_steps
+        if steps < total and not self.saver.stopped:
+            raise RuntimeError(f"the data ended after step {steps} of {total}")
 
     def _note_figures(self) -> None:
         """Put what the training has measured so far into the record."""
@@ -213,6 +221,9 @@ class TrainingRun:
                 self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress, between)
                 with unwrap.evaluation_weights(self.loop.optimizer):
                     after = self._generated()
+                loss = self.record.evaluation.loss
+                if (loss is None or not math.isfinite(loss)) and not self.record.training.diverged:
+                    self.progress.warn(evaluate.not_a_number(cfg))
                 self.record.evaluation.generated = [
                     {"prompt": prompt, "before": before, "after": after}
                     for (prompt, before), (_, after) in zip(self.said_before, after)

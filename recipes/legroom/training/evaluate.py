@@ -76,6 +76,16 @@ def evaluate(
     return result
 
 
+def not_a_number(cfg: Config) -> str:
+    """A warning for an evaluation whose loss is not a number, of a model whose weights are."""
+    reason = "perhaps no row of the evaluation split has a label"
+    if cfg.eval.precision == "fp16":
+        reason = "the numbers of its forward pass are too large for eval.precision=fp16: type eval.precision=bf16"
+    elif cfg.precision.compute_dtype == "float16":
+        reason = "the numbers of its forward pass are too large for fp16: type eval.precision=bf16"
+    return f"the evaluation says nothing, for its loss is not a number, though the weights are: {reason}."
+
+
 @contextlib.contextmanager
 def evaluating(cfg: Config, loop: Any) -> Iterator[Any]:
     """The model as it is evaluated, without gradients and in `eval.precision`: a function of a batch. loop: of either
