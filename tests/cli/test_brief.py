@@ -242,7 +242,8 @@ def test_a_loss_that_rose_is_said_with_the_rate_to_lower(outcome, tmp_path, loss
     outcome.config["save"]["final"] = kept
     if kept:
         (tmp_path / "model").mkdir()
-    outcome.status, outcome.training.losses, outcome.config["data"]["name"] = "ok", losses, data
+    outcome.status, outcome.training.losses = "ok", losses
+    outcome.config["data"] |= {"name": data, "kind": data}
     outcome.config["train"]["learning_rate"] = 0.01
     text = " ".join(brief.brief(outcome, tmp_path).split())
     assert ("The loss" in text) is (said is not None) and (said or "") in text
