@@ -158,6 +158,12 @@ def test_an_option_that_does_not_say_its_kind_is_refused(mine):
     assert problem.startswith("loss=old: loss/old.yaml does not say what the option is.") and "kind: " in problem
 
 
+@pytest.mark.parametrize("option,kind,said", [("qlora", "lora", "kind: qlora"), ("lora", "qlora", "kind: lora")])
+def test_an_adapter_whose_kind_and_bits_contradict_each_other_is_refused(mine, option, kind, said):
+    problems = compose("device=cpu", f"adapter={copied(mine, 'adapter', option, kind=kind)}").problems
+    assert any(line.endswith(f"Write {said} there.") for line in problems), problems
+
+
 def test_a_copy_with_another_value_is_another_training():
     ours = config.to_dict(compose("device=cpu", "optim=sgd").cfg)
     other = {**ours, "optim": {**ours["optim"], "name": "my_sgd", "momentum": 0.5}}

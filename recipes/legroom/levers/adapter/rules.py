@@ -30,6 +30,10 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if not cfg.adapter.is_used:
         return []
     gpu = cfg.target.gpu
+    if (adapter.kind == "qlora") != bool(adapter.bits):
+        kind, what = ("qlora", "no bits") if not adapter.bits else ("lora", f"bits: {adapter.bits}")
+        other = "qlora" if adapter.bits else "lora"
+        found.append(f"adapter={adapter.name}: its file has kind: {kind} and {what}. Write kind: {other} there.")
     if (asked := task.task(cfg)) not in (None, "language_modelling", *task.OF_ROWS):
         found.append(f"adapter={adapter.name} is not supported with data.task={asked} yet. Leave one of them out.")
     if adapter.bits == 8 and gpu is not None and gpu.capability < INT8_CAPABILITY:
