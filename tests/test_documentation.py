@@ -115,6 +115,9 @@ def test_printed_commands_are_accepted(monkeypatch):
         overrides = one_job(command)
         if "scripts/fit" in command and "recipe=estimate" not in overrides:
             overrides.append("recipe=estimate")
+        gpus = re.search(r"fit\.gpus=(\d+)", command)
+        if gpus and any(word.startswith("parallelism=") for word in overrides):
+            overrides.append(f"parallelism.num_processes={gpus[1]}")
         try:
             problems = compose(*overrides).problems
         except HydraException as error:

@@ -197,7 +197,7 @@ TRAINED = {
     "tracker": ["none"],
 }
 QUICK = {"muon", "chunked", "bf16_pure", "lora"}
-ALONE = {"loss": ["model=llama_tiny"], "schedule_free": ["train.schedule=constant"]}
+ALONE = {"loss": ["model=llama_tiny"], "data": ["model=llama_tiny"], "schedule_free": ["train.schedule=constant"]}
 
 
 def pairs(every: dict[str, list[str]]) -> list[Any]:
