@@ -170,6 +170,19 @@ def test_a_copy_with_another_value_is_another_training():
     assert resume.differences(ours, other) == ["optim.momentum=0.9 (there 0.5)"]
 
 
+def test_no_code_compares_the_name_of_an_option():
+    """But for optim=adamw and adamw_fused, whose values are typed with either."""
+    compares = re.compile(rf"\bcfg\.({'|'.join(config.GROUPS)})\.name (==|!=|in|not in) ")
+    files = sorted((CONF.parent / "recipes" / "legroom").rglob("*.py"))
+    found = [
+        f"{file.name}: {line.strip()}"
+        for file in files
+        for line in file.read_text().splitlines()
+        if compares.search(line)
+    ]
+    assert [line for line in found if "cfg.optim.name in ADAMW" not in line] == []
+
+
 def test_a_checkpoint_of_a_record_without_kinds_is_gone_on_with():
     """Records of older versions have the names of the options alone."""
     for words in ((), ("optim=muon", "accumulation=x4"), ("loss=chunked", "model=llama_tiny", "precision=bf16")):

@@ -23,7 +23,7 @@ def source(cfg: Config) -> str:
 
 def warning(cfg: Config) -> list[str]:
     """That a training is beside random weights, in a line; none where nobody would take it for a fine-tuning."""
-    tunes = cfg.adapter.is_used or task.has_conversations(cfg) or cfg.data.name != "dummy"
+    tunes = cfg.adapter.is_used or task.has_conversations(cfg) or cfg.data.kind != "dummy"
     if cfg.predicts or not stands_in(cfg) or not tunes:
         return []
     published = source(cfg)
@@ -31,7 +31,7 @@ def warning(cfg: Config) -> list[str]:
     what = (
         f"adapter={cfg.adapter.name} is trained beside them" if cfg.adapter.is_used else "they are trained from there"
     )
-    ids = ", on random ids (data=dummy)" if cfg.data.name == "dummy" else ""
+    ids = ", on random ids (data=dummy)" if cfg.data.kind == "dummy" else ""
     return [
         f"{RANDOM}model={cfg.model.name} has {sizes} and no weights of a trained model, and {what}{ids}: good for "
         f"memory and speed, and for nothing else. To fine-tune, type model.pretrained={published or WEIGHTS}."
@@ -49,7 +49,7 @@ def filled_in(overrides: Sequence[str], cfg: Config) -> list[str]:
         return list(overrides)
     kept = [text for text in overrides if text.partition("=")[0] != "model"]
     made = [f"model.pretrained={source(cfg) or WEIGHTS}"]
-    if cfg.data.name == "dummy":
+    if cfg.data.kind == "dummy":
         kept = [text for text in kept if text.partition("=")[0] not in OF_DUMMY]
         talks = task.is_causal(cfg)
         made += ["data=chat", f"data.path={ROWS}.jsonl"] if talks else ["data=text", f"data.path={ROWS}.csv"]
