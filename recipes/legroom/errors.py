@@ -15,6 +15,10 @@ class NoStepTaken(Diverged):
     """A training whose loss is never a number, so that the gradient scaler skips each step; its weights are whole."""
 
 
+class NotHere(Refusal):
+    """Data that is neither on this machine nor returned by the hub."""
+
+
 def first_line(error: BaseException) -> str:
     """What an exception says, or its kind where it says nothing, or cannot."""
     try:

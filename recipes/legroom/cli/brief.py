@@ -13,7 +13,7 @@ from legroom import invocation, units
 from legroom.cli import summary
 from legroom.config import GROUPS, kind_of
 from legroom.machine import host
-from legroom.options import own_weights, train
+from legroom.options import data_sources, own_weights, train
 from legroom.options.model import AUTO
 from legroom.records import checkpoint_files, model_card
 from legroom.records.record import FITS, Record, evaluated_in, quality, shown_status, verdict_of
@@ -23,6 +23,8 @@ from legroom.units import GIB, MIB, PARTS
 
 NARROWEST, WIDEST = 40, 100  # columns
 BETWEEN_KEYS = re.compile(r"(\S+=[^\s,]+) (?=[\w.]+=)")  # of a command: it stands on one line, to be copied
+STAND_INS = "is not on this machine"  # in the warning of an estimate about rows that it could not read
+LARGEST_BYTE_VOCAB = 512  # a larger vocabulary is not one of bytes
 MANY_STEPS = 20  # after which the losses of a run say something
 LOSES_STEPS = ("interrupted", "failed", "killed", "timeout")  # how a run may end that leaves no checkpoint
 LONG_WAIT = 0.05  # of a step's time, for batches
@@ -70,7 +72,13 @@ def answer(outcome: Record) -> str:
         tells = estimate.kept_bytes and verdict != FITS
         kept = f" ('fits' keeps {units.size(estimate.kept_bytes or 0)} free)" if tells else ""
         head = f"{verdict}: {model} on {device}: {predicted.margin_text(outcome)}{kept}; all predicted"
-    rows = {"Time": _time(outcome), "Loss": _loss(outcome), "Memory": _memory(outcome), "Setup": _setup(outcome)}
+    rows = {
+        "Rows": _rows(outcome),
+        "Time": _time(outcome),
+        "Loss": _loss(outcome),
+        "Memory": _memory(outcome),
+        "Setup": _setup(outcome),
+    }
     lines = [_wrapped(name, text) for name, text in rows.items() if text]
     if estimate is not None:
         lines += summary.lines_of([*summary.lengths(estimate), *summary.evaluation(estimate, outcome.memory)])
@@ -78,6 +86,20 @@ def answer(outcome: Record) -> str:
         lines += summary.lines_of(summary.operations_of(outcome.operations))
     first = [_filled(f"warning: {text}", "", "  ") for text in outcome.warnings if text.startswith(own_weights.RANDOM)]
     return "\n".join([*first, _filled(head, "", "  "), *lines, *_errors(outcome)])
+
+
+def _rows(outcome: Record) -> str:
+    """What texts are counted in, where that is bytes and the model has another vocabulary; else nothing."""
+    data, vocab = outcome.config["data"], outcome.config["model"].get("vocab")
+    of_texts = data["name"] in data_sources.TEXTS and data.get("tokenizer") == "bytes"
+    if not of_texts or outcome.config["model"].get("pretrained") or (vocab or 0) <= LARGEST_BYTE_VOCAB:
+        return ""
+    if any(STAND_INS in text for text in outcome.warnings):
+        return ""
+    return (
+        "a token is a byte (data.tokenizer=bytes), so they are three to four times as long as in the model's own "
+        "tokens: type data.tokenizer= or model.pretrained="
+    )
 
 
 def _time(outcome: Record) -> str:

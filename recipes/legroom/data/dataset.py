@@ -4,6 +4,7 @@ Shapes: T tokens, C classes. A row has `input_ids` (T,) and `labels`: () for cla
 several labels a row, (T,) for language modelling, where -100 marks tokens that the loss ignores.
 """
 
+import copy
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from legroom.data import tokens as tokens_module
 from legroom.data.masking import Masking
 from legroom.data.questions import Answers
 from legroom.data.tokens import Tokens
-from legroom.errors import Refusal
+from legroom.errors import NotHere, Refusal
 from legroom.options import batch
 from legroom.options import data as data_options
 from legroom.options.task import OF_ROWS
@@ -28,6 +29,7 @@ from legroom.ranks import rank_info
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # range of random ids in the Hugging Face guide
 Head = Mapping[str, int] | None
 """label -> class of a pretrained classification head; None: the head is new"""
+STAND_INS = 512  # rows of a data set that is not here
 EVAL_FILE_INTERVAL = 10  # data=source: every tenth file is in the evaluation split
 
 
@@ -85,7 +87,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     elif cfg.data.kind == "source":
         built = _source(cfg, task, vocab, head)
     else:
-        built = _tokenised(cfg, task, vocab, head, last_id)
+        built = _tokenised_or_stand_ins(cfg, task, vocab, head, last_id)
     built.rank, built.ranks = rank_info.data_share(cfg.parallelism.together)
     if (cfg.eval.window or cfg.eval.stride) and (task != "language_modelling" or built.eval is None):
         raise Refusal(
@@ -185,6 +187,25 @@ def _masking(cfg: Config, task: str, tokens: Tokens) -> Masking | None:
     special, share = tuple(tokens.tokenizer.all_special_ids), cfg.data.mask_share or masking.SHARE
     continues = masking.continuing(tokens.tokenizer, tokens.vocab) if cfg.data.whole_words else ()
     return Masking(tokens.tokenizer.mask_token_id, tokens.vocab, special, share, cfg.train.seed, *continues)
+
+
+def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
+    """`_tokenised`; an estimate, which needs lengths alone, takes random rows for a data set that is not here."""
+    try:
+        return _tokenised(cfg, task, vocab, head, last_id)
+    except NotHere:
+        if not cfg.predicts:
+            raise
+    stand_ins = copy.copy(cfg)
+    stand_ins.data = copy.copy(cfg.data)
+    stand_ins.data.samples = cfg.data.samples or STAND_INS
+    stand_ins.data.eval_samples = cfg.data.eval_samples or STAND_INS
+    made = _dummy(stand_ins, task, vocab, last_id)
+    made.warnings.append(
+        f"data={cfg.data.name} is not on this machine, and an estimate needs the lengths of its rows alone: they are "
+        f"taken to be {stand_ins.data.samples:,} of data.seq_len={cfg.data.seq_len} tokens. data.path= names files."
+    )
+    return made
 
 
 def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:

@@ -12,7 +12,7 @@ from legroom.config import Config
 from legroom.data import label_values, text_data
 from legroom.data.text_data import Wanted
 from legroom.data.text_files import NOT_READ, Rows, without_nulls
-from legroom.errors import Refusal, first_line
+from legroom.errors import NotHere, Refusal, first_line
 from legroom.options import data as data_options
 
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk writes: of several splits, and of one
@@ -39,7 +39,7 @@ def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
     except ERRORS as error:
         if folder.exists():
             raise Refusal(f"{source} cannot be read by datasets: {first_line(error)}") from error
-        raise Refusal(
+        raise NotHere(
             f"data=hub: {data.path} is no folder here, and the hub did not return it (data.{key}={name}): "
             f"{first_line(error)} Without a network, give a folder: files, or what save_to_disk has written."
         ) from error

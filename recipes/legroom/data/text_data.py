@@ -17,7 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 from legroom.data import label_values, text_files
 from legroom.data.bad_rows import BadRows
 from legroom.data.text_files import Format, Rows
-from legroom.errors import Refusal, first_line
+from legroom.errors import NotHere, Refusal, first_line
 from legroom.options import data_sources
 
 Warn = Callable[[str], None]
@@ -280,7 +280,7 @@ def published(name: str, path: str | None, form: Format, warn: Warn) -> list[dat
     try:  # datasets 4 and later cannot run code of a repository
         parts = datasets.load_dataset(known.repository, known.config, split=list(data_sources.SPLITS))
     except (OSError, ValueError, DatasetGenerationError) as error:
-        raise Refusal(
+        raise NotHere(
             f"data={name} comes from the hub ({known.repository}), which did not return it: "
             f"{first_line(error)}. Without a network, give files with data.path=: "
             f"{data_sources.expected_files(name)}"

@@ -11,6 +11,7 @@ from legroom.config import Gpu
 from legroom.foresight.speed.efficiencies import Efficiencies
 from legroom.foresight.speed.operation_names import COLLECTIVE, HOST_COPY
 from legroom.foresight.speed.operations import AWAITED_COLLECTIVES, Operation, Tally
+from legroom.machine import gpu_specs
 
 GPUS_PER_MACHINE = 8
 BY_LINK, BY_MACHINE_LINK = "link", "machine link"  # what a collective is bound by
@@ -21,6 +22,10 @@ HOST_LINK, HOST_LINK_BEST, HOST_LINK_WORST = 0.82, 0.87, 0.2
 # machines of 8 B200 has 377 GB/s (ml-engineering, network/benchmarks), where such machines have 400; of 1 GiB on 4 of 8
 # A100 30 of 50 (NVIDIA/nccl issue 527), and on 8 to 32 machines of 8 V100 half of 12.5 (issue 235).
 MACHINE_LINK, MACHINE_LINK_BEST, MACHINE_LINK_WORST = 0.75, 0.94, 0.5
+# Of the sheet's sixteen lanes between GeForce cards: boards often have eight or four for the second, and without
+# peer-to-peer what is sent goes through the host's memory. Two RTX 3090 with FSDP and LoRA had 339 tokens/s a GPU where
+# sixteen lanes make 1,040.
+CONSUMER, FEWEST_LANES = "GeForce", 4 / 16
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Transfers:
     collectives: int = 0
     seconds: float = 0.0
     machine_seconds: float = 0.0
+    slowest: float = 1.0  # the share of the link inside a machine that there may be
 
     def low_seconds(self, error: float) -> float:
         """The seconds in the best case. error: the share by which links inside a machine may be off."""
@@ -39,7 +45,7 @@ class Transfers:
     def high_seconds(self, error: float) -> float:
         """The seconds in the worst case."""
         inside = self.seconds - self.machine_seconds
-        return inside * (1 + error) + self.machine_seconds * MACHINE_LINK / MACHINE_LINK_WORST
+        return inside * (1 + error) / self.slowest + self.machine_seconds * MACHINE_LINK / MACHINE_LINK_WORST
 
 
 def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies, awaited: bool = False) -> Transfers:
@@ -55,7 +61,15 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
         took, bound_by = collective_seconds(operation, gpu, num_processes, reached)
         count, seconds = count + times, seconds + times * took
         machine_seconds += times * took * (bound_by == BY_MACHINE_LINK)
-    return Transfers(1 if tally.waits else count, seconds, machine_seconds)
+    slowest = FEWEST_LANES if lanes_are_assumed(gpu) else 1.0
+    return Transfers(1 if tally.waits else count, seconds, machine_seconds, slowest)
+
+
+def lanes_are_assumed(gpu: Gpu) -> bool:
+    """Whether consumer cards are linked by the slots of a board, of which only the sheet's rate is known."""
+    listed = gpu_specs.find(gpu.device_name, gpu.memory_bytes)
+    typed = listed is not None and listed["link_gb_per_second"] != gpu.link_gb_per_second
+    return gpu.link == "pcie" and CONSUMER in (gpu.device_name or "") and not typed
 
 
 def is_awaited(operation: Operation) -> bool:
@@ -130,6 +144,12 @@ def host_copy_seconds(size_bytes: float, gpu: Gpu) -> float:
 def notes(found: Transfers, gpu: Gpu, num_processes: int) -> list[str]:
     """What is assumed of the links between ranks, a line each."""
     lines, machines = [], gpu.machines or 1
+    if num_processes > machines and found.collectives and lanes_are_assumed(gpu):
+        lines.append(
+            f"speed: {gpu.link_gb_per_second:g} GB/s between the GPUs are those of sixteen lanes of PCIe, assumed. "
+            "GeForce cards have no peer-to-peer, and slots often eight or four lanes, as the interval has. Type "
+            f"gpu.link_gb_per_second={gpu.link_gb_per_second / 4:g} for such slots."
+        )
     if num_processes > GPUS_PER_MACHINE * machines:
         lines.append(
             f"speed: {num_processes // machines} processes on one link of {gpu.link_gb_per_second:g} GB/s. Where they "
