@@ -97,7 +97,7 @@ class Played:
             patch.setattr(single_run.compose, "prepare", prepare)
             for name, answer in lie.items():
                 patch.setattr(single_run.resume, name, lambda *_, answer=answer, **__: answer)
-            returned = single_run.run_alone(None, OmegaConf.create(values), Path("conf"))  # type: ignore[arg-type]
+            returned = single_run.run_alone(None, OmegaConf.create(values))  # type: ignore[arg-type]
         said = self.capsys.readouterr()
         folder = self.root / "run"
         texts = [text.replace(str(self.root), "ROOT").splitlines() for text in (said.out, said.err)]

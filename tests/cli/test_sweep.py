@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from conftest import CONF, small, start_legroom
+from conftest import small, start_legroom
 from omegaconf import OmegaConf
 
 from legroom.cli import argv, sweep
@@ -159,10 +159,10 @@ def test_a_process_of_a_job_ends_with_its_command(monkeypatch):
     ended, sent = subprocess.Popen(["true"]), threading.Event()
     ended.wait()
     monkeypatch.setattr(sweep.os, "kill", lambda pid, number: sent.set() if number == signal.SIGKILL else None)
-    sweep.end_with_command(sweep.Sweep("of another process", CONF, (), ended.pid, 1.0))
+    sweep.end_with_command(sweep.Sweep("of another process", (), ended.pid, 1.0))
     assert sent.wait(10)
     sent.clear()
-    sweep.end_with_command(sweep.new(CONF))  # in the command itself, whose jobs have workers of their own
+    sweep.end_with_command(sweep.new())  # in the command itself, whose jobs have workers of their own
     assert not sent.is_set()
 
 
@@ -219,7 +219,7 @@ def test_jobs_side_by_side_say_so(tmp_path):
 
 
 def test_jobs_are_noted_by_command(tmp_path, monkeypatch):
-    ours, theirs = sweep.Sweep("a", tmp_path), sweep.Sweep("b", tmp_path)
+    ours, theirs = sweep.Sweep("a"), sweep.Sweep("b")
     ours.note(tmp_path, 1, "k1", "ok")
     theirs.note(tmp_path, 0, "k0", "failed")
     ours.note(tmp_path, 0, "k2", "oom")
