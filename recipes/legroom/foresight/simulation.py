@@ -17,7 +17,7 @@ from legroom.config import Config
 from legroom.data import collate, data_loader
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
-from legroom.foresight import evaluation_memory, fullest_rank, uneven_lengths
+from legroom.foresight import evaluation_memory, fallbacks, fullest_rank, uneven_lengths
 from legroom.foresight.fake_gpu import library_patches, zero_ranks
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
@@ -29,7 +29,7 @@ from legroom.foresight.speed.operations import Tally
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.levers.parallelism import pipeline_rules
 from legroom.models import quantized
-from legroom.parallelism import fsdp, pipeline
+from legroom.parallelism import fsdp, pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.records.record import Model
 from legroom.training import setup
@@ -125,6 +125,7 @@ def _simulate(
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         parameter_count = quantized.count(model)
         training.warnings.extend(_played_mode(cfg, loop))
+        training.warnings.extend(fallbacks.notes(unwrap.base_model(training.model)))
         largest = data_loader.largest_step(rows, args)
         steps = min(args.gradient_accumulation_steps, len(largest))
         trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
