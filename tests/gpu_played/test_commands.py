@@ -46,7 +46,7 @@ def test_one_run_shows_the_card(gpus, command):
 def test_the_doctor_uses_both_cards(gpus, monkeypatch):
     gpus()
     run = probe.run
-    monkeypatch.setattr(probe, "run", lambda code: run(code) if "devices(" in code else {})
+    monkeypatch.setattr(probe, "run", lambda code, **more: run(code, **more) if "devices(" in code else {})
     found = checks.examine()
     text = " ".join(" ".join(line for line, _ in page.page(found).lines).split())
     assert [found.probes[f"torch on cuda:{n}"] for n in (0, 1)] == [{"name": NAME}] * 2

@@ -36,7 +36,7 @@ def visit(monkeypatch):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         host.gpus.cache_clear()
         results = healthy(len(nvml.gpus)) if probes is None else probes
-        monkeypatch.setattr(probe, "run", lambda code: results if "devices(" in code else {})
+        monkeypatch.setattr(probe, "run", lambda code, **_: results if "devices(" in code else {})
         found = checks.examine()
         text = "\n".join(line for line, _ in page.page(found).lines)
         assert all(len(line) <= 80 for line in text.splitlines()), text
