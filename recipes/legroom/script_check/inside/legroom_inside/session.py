@@ -61,6 +61,12 @@ class Session:
             self.rows = Rows(talk.note)
             self.rows.install()
         self.recorder.__enter__()
+        os.register_at_fork(after_in_child=self._record_in_fork)
+
+    def _record_in_fork(self):
+        """A mode is of one thread: a process that another thread has forked would not be recorded."""
+        if torch._C._len_torch_dispatch_stack() == 0:
+            self.recorder.__enter__()
 
     # --- what is watched ---
 
