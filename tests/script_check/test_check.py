@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import scripts
 from legroom.cli import check as command
-from legroom.script_check import check, cuda_build, interpreter
+from legroom.script_check import check, cuda_build
 from legroom.script_check.command import parse
 from legroom.units import MIB
 
@@ -18,14 +18,10 @@ PYTHON = Path(sys.executable)
 CARD = "rtx4090_24gb"
 
 
-def _lacks_cuda_build() -> bool:
-    return cuda_build.cuda_major(interpreter.facts(PYTHON)) is None
-
-
 pytestmark = [
     pytest.mark.cuda_build,
     pytest.mark.skipif(sys.platform != "linux", reason="the device is emulated on Linux"),
-    pytest.mark.skipif(_lacks_cuda_build(), reason="no CUDA build of torch is fetched: make cuda-build"),
+    pytest.mark.skipif(not cuda_build.is_fetched(), reason="no CUDA build of torch is fetched: make cuda-build"),
 ]
 
 

@@ -33,6 +33,11 @@ def cuda_major(environment: Environment) -> int | None:
     return _major_of(folder_of(environment))
 
 
+def is_fetched() -> bool:
+    """Whether this environment's torch is a CUDA build, or one was fetched for it."""
+    return cuda_major(interpreter.facts(Path(sys.executable))) is not None
+
+
 def _major_of(folder: Path) -> int | None:
     try:
         found = CUDA.search((folder / "torch" / "version.py").read_text())
@@ -94,9 +99,8 @@ def _required_triton(folder: Path) -> str | None:
 
 def main() -> None:
     """`python -m legroom.script_check.cuda_build`: fetch the CUDA build of this environment's torch, once."""
-    environment = interpreter.facts(Path(sys.executable))
-    if cuda_major(environment) is None:
-        fetch(environment)
+    if not is_fetched():
+        fetch(interpreter.facts(Path(sys.executable)))
 
 
 if __name__ == "__main__":

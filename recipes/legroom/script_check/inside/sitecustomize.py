@@ -17,21 +17,22 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+        if spec is not None and spec.loader is not None:  # it may only be asked whether there is one
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, real):
-        self.real = real
+    def __init__(self, real, finder):
+        self.real, self.finder = real, finder
 
     def create_module(self, spec):
         return self.real.create_module(spec)
 
     def exec_module(self, module):
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
         module.__spec__.loader = self.real
         module.__loader__ = self.real
         self.real.exec_module(module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom_inside import values
+from legroom_inside import imports, values
 from legroom_inside.storages import COPY, FORWARD, PARAMETER, held_tensors
 from legroom_inside.values import aten, tensors_of
 
@@ -47,6 +47,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         if isinstance(func, torch._ops.HigherOrderOperator):
             return func(*args, **kwargs)  # what it is made of is not seen; its memory is
+        imports.catch_up()
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         tensors = tensors_of(args)

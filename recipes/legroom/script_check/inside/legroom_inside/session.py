@@ -31,6 +31,7 @@ class Session:
     def __init__(self, talk, asked):
         self.talk, self.limit = talk, asked.get("steps", 2)
         self.is_real = asked.get("real", False)
+        self.keeps_peaks = asked.get("keeps_peaks", False)  # the script reads torch's own
         self.log = StorageLog("cuda" if torch.cuda.is_available() else "cpu")
         host = Hollow()
         known = Values(host, talk.note)
@@ -176,7 +177,8 @@ class Session:
                 self.limit = number + LONGEST_STEPS
             else:
                 self._stop()
-        device.forget_peaks()
+        if not self.keeps_peaks:
+            device.forget_peaks()
         self.recorder.operations.clear()
         self.recorder.counts_operations = True
         self.step_start = len(self.log.events)
