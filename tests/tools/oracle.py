@@ -87,9 +87,9 @@ def compare(row: Row) -> Compared:
     with tempfile.TemporaryDirectory(prefix="oracle_") as folder:
         try:
             real = _emulated(row, folder)
-            made.real = _memory(row, Path(folder, "real"), f"recipe={row.recipe}", real)
+            made.real = _memory(row, Path(folder, "real"), [f"recipe={row.recipe}"], real)
             estimate = ["recipe=estimate", f"gpu={row.gpu}"]
-            made.estimated = _memory(row, Path(folder, "estimate"), *estimate, dict(os.environ))
+            made.estimated = _memory(row, Path(folder, "estimate"), estimate, dict(os.environ))
         except RuntimeError as error:
             made.error = str(error)
     return made
@@ -111,9 +111,8 @@ def _emulated(row: Row, folder: str) -> dict[str, str]:
     return {**variables, "PYTHONPATH": os.pathsep.join(path), "LEGROOM_CHECK": folder, "LEGROOM_CHECK_ASKED": asked}
 
 
-def _memory(row: Row, folder: Path, *more: str | dict[str, str]) -> dict[str, int]:
+def _memory(row: Row, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, int]:
     """The memory of a job's record. Raises RuntimeError where it did not end ok."""
-    *overrides, environment = more
     command = [sys.executable, "train.py", *row.overrides, *STEPS, *overrides, f"hydra.run.dir={folder}"]
     environment = {**environment, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
