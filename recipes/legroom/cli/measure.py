@@ -16,7 +16,7 @@ from typing import Any
 
 from legroom import invocation
 from legroom.cli import console
-from legroom.cli.check import Progress, parsed, parser_of, refused
+from legroom.cli.check import Progress, clear_progress, parsed, parser_of, refused
 from legroom.errors import Refusal
 from legroom.script_check import check, command, measure
 from legroom.units import MIB
@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
     parser = parser_of("measure", __doc__, "[options]")
     add = parser.add_argument
     add("--steps", type=int, default=measure.STEPS, help="optimizer steps, at least 2 (%(default)d)")
+    add("--network", action="store_true", help="the prediction may use the network; the measured run always may")
     add("--no-prediction", action="store_true", help="do not run `check` beside it")
     add("--share", type=invocation.path, metavar="FILE", help="write the figures to a file that may be given to others")
     asked = parsed(parser, argv)
@@ -37,11 +38,15 @@ def main(argv: list[str]) -> int:
         done = measure.measure(program, asked.seconds, asked.steps, Progress(program.name))
         if not asked.no_prediction and done.found["device"] == "cuda":
             done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, network=asked.network))
-    except Refusal as error:
+    except (Refusal, OSError) as error:
         return refused(error)
-    if asked.share is not None:
-        measure.write_shared(done, asked.share)
+    clear_progress()
     console.say(json.dumps(done.found | {"predicted": done.predicted}) if asked.json else text_of(done, program))
+    if asked.share is not None:
+        try:
+            measure.write_shared(done, asked.share)
+        except OSError as error:
+            return refused(Refusal(f"--share {asked.share}: {error.strerror}."))
     return 0
 
 

@@ -90,8 +90,11 @@ def measure(
 ) -> Measurement:
     """Run a script for some optimizer steps, with its own Python, on the device that it finds.
 
-    Raises NotFollowed, a Refusal, where it failed, was ended, or took fewer than two steps.
+    Raises NotFollowed, a Refusal, where it failed, was ended, or took fewer than two steps; and Refusal where it has
+    several ranks, of which one alone would wait for the others.
     """
+    if program.ranks is not None and program.ranks > 1:
+        raise Refusal(f"{program.ranks} ranks are not measured. Start one, as with torchrun --nproc_per_node 1.")
     environment = interpreter.facts(process.python_of(program))
     asked = process.Asked(steps, {"real": True}, seconds, network=True, sandboxed=False)
     outcome = process.run(program, environment, os.environ, asked, on_message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -202,12 +203,18 @@ class Session:
             self.recorder.__exit__(None, None, None)
             for hook in self._hooks:
                 hook.remove()
+            atexit.register(self._say_measured)  # a script of few steps ends by itself
         if number >= self.limit:
-            self.talk.is_over = True
-            self.talk.found(dict(self.counted_figures, ends=self.ends, device_name=device.name()))
+            self._say_measured()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
+
+    def _say_measured(self):
+        if self.talk.is_over or os.getpid() != self.talk.process or getattr(sys, "last_value", None) is not None:
+            return
+        self.talk.is_over = True
+        self.talk.found(dict(self.counted_figures, ends=self.ends, device_name=device.name()))
 
     def _ran_out(self):
         """Whether the device had no memory left at some moment of the last step."""
