@@ -32,7 +32,8 @@ TIMEOUT, MEMORY, KILLED = "timeout", "memory", "killed"
 BY_US = {STOPPED, REFUSED, TIMEOUT, MEMORY}
 POLL_SECONDS = 0.05
 MEMORY_EVERY_SECONDS = 1.0
-OUT_OF_MEMORY = "OutOfMemoryError"
+OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory")  # of torch, and below it
+OF_LAUNCHERS = ("CalledProcessError", "ChildFailedError")  # say that a script has failed, and not why
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,10 @@ class Outcome:
 
     @property
     def ran_out(self) -> bool:
-        """Whether the script ended because the device had no more memory."""
-        return OUT_OF_MEMORY in self.error or "CUDA out of memory" in self.error
+        """Whether the script ended because the device had no more memory. One that catches its own error, as Hydra does
+        for it, prints that and ends with an exit code."""
+        said = self.error + (self.output if self.exit_code else "")
+        return any(text in said for text in OUT_OF_MEMORY)
 
 
 def run(
@@ -129,12 +132,14 @@ class _Run:
         made["LEGROOM_CHECK_ASKED"] = json.dumps({"steps": self.asked.steps, **self.asked.options})
         made["LEGROOM_CHECK_RANK"] = made.get("RANK", "0")
         front = [str(INSIDE)]
-        if self.environment.cuda_major is None and cuda_build.cuda_major(self.environment) is not None:
+        is_real = self.asked.options.get("real", False)  # a real run has the script's own torch
+        if not is_real and self.environment.cuda_major is None and cuda_build.cuda_major(self.environment) is not None:
             front.append(str(cuda_build.folder_of(self.environment)))
         if made.get("PYTHONPATH"):
             front.append(made["PYTHONPATH"])
         made["PYTHONPATH"] = os.pathsep.join(front)
         made["PYTHONUNBUFFERED"] = "1"
+        made["PATH"] = interpreter.search_path(made)  # a launcher is that of the script's environment, as its Python is
         made.setdefault("WANDB_MODE", "offline")
         made.setdefault("TOKENIZERS_PARALLELISM", "false")
         if not self.asked.network:
@@ -210,6 +215,9 @@ class _Run:
             self.result.status = STOPPED
             return
         elif kind == "end":
+            is_known = self.result.status in (FAILED, REFUSED)
+            if is_known and message.get("error", "").startswith(OF_LAUNCHERS):
+                return  # the script's own error has been said
             if not self.ended or message["status"] == FAILED:
                 self.result.status = message["status"]
                 self.result.error, self.result.line = message.get("error", ""), message.get("line", "")

@@ -58,8 +58,8 @@ def _run_hidden_sitecustomize(here):
             return
 
 
-_run_hidden_sitecustomize(os.path.dirname(os.path.abspath(__file__)))
 if "LEGROOM_CHECK" in os.environ:
     if os.environ.get("RANK", "0") != os.environ.get("LEGROOM_CHECK_RANK", "0"):
         _wait_as_another_rank()
     sys.meta_path.insert(0, _AfterTorch())
+_run_hidden_sitecustomize(os.path.dirname(os.path.abspath(__file__)))  # last: it may fail, or import torch

@@ -55,22 +55,33 @@ def begin():
     session.Session(talk, asked)
     hook = sys.excepthook
 
-    def failed(kind, error, trace):
+    def say_error(error):
         from legroom_inside import numbers, places
 
+        kind = type(error)
+        talk.is_over = True
+        status = "refused" if issubclass(kind, numbers.Unfollowed) else "failed"
+        first = (str(error).strip().splitlines() or [""])[0][:1000]
+        text = first if status == "refused" else f"{kind.__name__}: {first}"
+        talk.say(kind="end", status=status, error=text, line=places.line_of_error(error))
+
+    def failed(kind, error, trace):
+        from legroom_inside import numbers
+
         if os.getpid() == talk.process and not talk.is_over:
-            talk.is_over = True
-            status = "refused" if issubclass(kind, numbers.Unfollowed) else "failed"
-            first = (str(error).strip().splitlines() or [""])[0][:1000]
-            text = first if status == "refused" else f"{kind.__name__}: {first}"
-            talk.say(kind="end", status=status, error=text, line=places.line_of_error(error))
+            say_error(error)
         if not issubclass(kind, numbers.Unfollowed):
             hook(kind, error, trace)
 
     def ended():
-        if os.getpid() == talk.process and not talk.is_over:
-            talk.is_over = True
-            talk.say(kind="end", status="ended")
+        if os.getpid() != talk.process or talk.is_over:
+            return
+        error = getattr(sys, "last_value", None)  # of a script whose own excepthook stands in place of this one
+        if error is not None:
+            say_error(error)
+            return
+        talk.is_over = True
+        talk.say(kind="end", status="ended")
 
     sys.excepthook = failed
     atexit.register(ended)
