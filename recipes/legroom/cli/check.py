@@ -9,7 +9,7 @@
 The script runs unchanged, with its own Python and its own torch, on a GPU that is emulated: memory is accounted for and
 nothing is computed. It is stopped when its second optimizer step is over. What it writes, sends or starts vanishes.
 
-Exit code 0 when it fits, 3 when it does not (or is above --budget), 2 when there is no verdict.
+Exit code 0 when it fits or is tight, 3 when it does not fit (or is above --budget), 2 when there is no verdict.
 """
 
 import argparse
@@ -45,6 +45,7 @@ def main(argv: list[str]) -> int:
 
 def refused(error: Exception) -> int:
     """Print why there is no answer, behind the end of what the script printed. Returns the exit code."""
+    clear_progress()
     if isinstance(error, check.NotFollowed):
         print(tail_of(error.outcome), end="", file=sys.stderr)
     print(f"refused: {error}", file=sys.stderr)
@@ -61,8 +62,12 @@ def parser_of(name: str, doc: str | None, usage: str) -> argparse.ArgumentParser
     texts = (f"{typed} {usage} [--] SCRIPT [its arguments]", what.partition(": ")[2], examples.format(typed))
     parser = argparse.ArgumentParser(typed, *texts, formatter_class=formatter, allow_abbrev=False)
     add = parser.add_argument
-    add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
-    add("--network", action="store_true", help="the script may use the network, to download a model or its rows")
+    add(
+        "--seconds",
+        type=float,
+        default=check.SECONDS,
+        help="the most that each run of the script may take (%(default)g)",
+    )
     add("--json", action="store_true", help="print the figures as JSON, and nothing else")
     add("-m", dest="module", nargs=argparse.REMAINDER, default=[], help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -97,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--margin", type=float, default=check.MARGIN, help="what 'fits' keeps free, as a share of the reserved memory")
     add("--try", action="store_true", dest="tries", help="what each lever would save, and what to type so that it fits")
     add("--evaluate", action="store_true", help="also the memory of the evaluation, of a script with TrainingArguments")
+    add("--network", action="store_true", help="the script may use the network, to download a model or its rows")
     add("--largest-batch", action="store_true", dest="batches", help="the largest batch that fits, as what to type")
     add("--batch-flag", metavar="NAME", help="the script's argument that is its batch; known of TrainingArguments")
     add("--strict", action="store_true", help="refuse a script that decides by a number that nobody computed")
@@ -138,6 +144,7 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
         check_record.prepare(asked.into, names)
     progress = Progress(program.name) if not asked.json else lambda _: None
     runs = check.followed(program, gpus, settings, progress)
+    clear_progress()
     estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
     found = {name: _plain(estimates[name]) for name in names if name in estimates}
     if not asked.json:
@@ -151,6 +158,7 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
         if not any(run.why for run in runs):
             said = _beside(asked, dataclasses.replace(settings, page=False), runs, found, records, progress)
     finally:
+        clear_progress()
         if asked.into is not None:
             print(f"written: {check_record.write(asked.into, runs, records)}", file=sys.stderr)
     for text in [json.dumps(found, indent=1)] if asked.json else map(_shorter, said):
@@ -235,6 +243,12 @@ def tail_of(outcome: process.Outcome) -> str:
     output = "" if outcome.status == process.REFUSED else outcome.output
     lines = output[max(output.find("Traceback (most recent call last)"), 0) :].rstrip().splitlines()[-12:]
     return "".join(f"  | {line}\n" for line in lines)
+
+
+def clear_progress() -> None:
+    """Begin the next line where the progress stands."""
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 class Progress:

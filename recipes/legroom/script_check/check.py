@@ -104,15 +104,31 @@ def followed(
     settings: Settings,
     on_message: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[Checked]:
-    """Run a program on each GPU. Returns what came of each. Raises Refusal where its environment cannot be used."""
+    """Run a program on each GPU. Returns what came of each. Raises Refusal where its environment or its ranks cannot be
+    used."""
+    own = {name: value for name, value in program.environment.items() if name != device.VISIBLE}
+    program = dataclasses.replace(program, environment=own)
+    _check_ranks(program, settings)
     if settings.ranks is not None:
-        variables = command.rank_environment(settings.ranks, None, settings.rank)
-        environment = program.environment | variables
-        program = dataclasses.replace(
-            program, ranks=settings.ranks, local_ranks=settings.ranks, environment=environment
-        )
+        local = min(settings.ranks, device.MOST_CARDS)
+        environment = own | command.rank_environment(settings.ranks, local, settings.rank)
+        program = dataclasses.replace(program, ranks=settings.ranks, local_ranks=local, environment=environment)
     environment = process.environment_for(program, settings.cuda_build)
     return [_one(program, environment, name, gpu, settings, on_message) for name, gpu in gpus.items()]
+
+
+def _check_ranks(program: Program, settings: Settings) -> None:
+    """Raises Refusal where there is no such rank, or the command line starts another number of them."""
+    if settings.ranks is None:
+        if settings.rank != 0:
+            raise Refusal(f"--rank {settings.rank}: say of how many, with --gpus.")
+        return
+    if settings.ranks < 1:
+        raise Refusal(f"--gpus {settings.ranks}: it must be at least 1.")
+    if not 0 <= settings.rank < settings.ranks:
+        raise Refusal(f"--rank {settings.rank}: the ranks of --gpus {settings.ranks} are 0 to {settings.ranks - 1}.")
+    if program.ranks not in (None, settings.ranks):
+        raise Refusal(f"--gpus {settings.ranks}: the command line starts {program.ranks} ranks. Leave --gpus out.")
 
 
 def _one(
@@ -162,7 +178,11 @@ def _one(
     if not seen.log.events:
         made.why = "nothing of the step is on the GPU: the script does not move its model there."
         return made
-    made.estimates[name] = verdict.judge(seen, gpu, settings.margin, ranks, ran_out)
+    try:
+        made.estimates[name] = verdict.judge(seen, gpu, settings.margin, ranks, ran_out)
+    except Refusal as error:  # of this GPU alone
+        made.why = str(error)
+        return made
     if settings.page:
         made.steps[name] = verdict.page(seen, gpu, ranks)
     return made
@@ -171,8 +191,8 @@ def _one(
 def _last_decided(outcome: process.Outcome, answered: Sequence[str]) -> str | None:
     """The line that decided last by a number that nobody computed, and was answered no."""
     for note in reversed(outcome.notes):
-        line, decides, _ = note.partition(" decides by a number that nobody computed")
-        if decides and line not in answered:
+        line, decides, answer = note.partition(" decides by a number that nobody computed")
+        if decides and line not in answered and not answer.endswith(" yes."):
             return line
     return None
 
@@ -190,8 +210,10 @@ def why_not(outcome: process.Outcome, steps: int = STEPS) -> str:
         for note in outcome.notes:
             line, is_beyond, _ = note.partition(" makes a")
             if is_beyond and "beyond all sizes" in note:
-                return f"{line}: a size is made of a number that only a run computes. Pad to a fixed size."
-    if outcome.status == process.FAILED:
+                return (
+                    f"{line}: a size is made of a number that only a run computes. Pad to a fixed size. The script's "
+                    f"own error: {where}{outcome.error}"
+                )
         return f"the script fails: {where}{outcome.error or 'see what it printed'}{guessed}"
     if outcome.status == process.ENDED:
         if outcome.exit_code:  # it has said why: a wrong argument, mostly

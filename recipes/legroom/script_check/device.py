@@ -7,12 +7,14 @@ from legroom.config import Gpu
 from legroom.errors import Refusal
 
 MOST_CARDS = 8  # that one machine has
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 MORE_THAN_ANY_BYTES = 2**44  # a device on which nothing runs out: how much would have been needed
 
 
 def variables(gpu: Gpu, cuda_major: int, cards: int, memory_bytes: int, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that is to find `cards` of these GPUs, with so much memory each. base: what else is
     in it. Raises Refusal where the device cannot be built."""
+    base = {name: value for name, value in base.items() if name != VISIBLE}  # it names cards of this machine
     card = emulated_gpu.Card(
         name=gpu.device_name,
         capability=gpu.capability,
