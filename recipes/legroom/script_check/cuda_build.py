@@ -91,9 +91,9 @@ def _install(environment: Environment, folder: Path, package: str) -> None:
 def _required_triton(folder: Path) -> str | None:
     """The triton that a fetched torch asks for, as pip takes it."""
     for metadata in folder.glob("torch-*.dist-info/METADATA"):
-        found = re.search(r"^Requires-Dist: (triton==[\w.]+)", metadata.read_text(errors="replace"), re.MULTILINE)
+        found = re.search(r"^Requires-Dist: triton *\(?==([\w.]+)", metadata.read_text(errors="replace"), re.MULTILINE)
         if found:
-            return found[1]
+            return f"triton=={found[1]}"
     return None
 
 

@@ -70,8 +70,10 @@ class Levers:
 
         def made(given):
             for name, value in changes.items():
-                setattr(given, name, value)
                 newer = name.replace("gradient_checkpointing", "activation_checkpointing")
+                if not hasattr(given, name) and not hasattr(given, newer):  # it would change nothing, without a word
+                    raise TypeError(f"{type(given).__name__} of this version has no {name}")
+                setattr(given, name, value)
                 if hasattr(given, newer):
                     setattr(given, newer, value)
             after(given)

@@ -33,7 +33,6 @@ class Recorder(TorchDispatchMode):
         self.log, self.known, self.host, self.decisions = log, known, host, decisions
         self.counts_operations = False
         self.operations = {}
-        self.host_calls = {}
 
     @classmethod
     def ignore_compile_internals(cls):

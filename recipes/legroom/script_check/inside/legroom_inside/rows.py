@@ -6,6 +6,7 @@ is read once more when the usual steps are over.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping
 
@@ -40,7 +41,8 @@ class Rows:
         if self.is_looking:
             return batch
         if self.next_batch is not None and loader is self.loader:
-            return self.next_batch
+            is_container = isinstance(self.next_batch, (Mapping, list))  # from which the script may take the labels
+            return copy.copy(self.next_batch) if is_container else self.next_batch
         self.loader = loader
         self.sizes.append(elements_of(batch))
         return batch

@@ -10,7 +10,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from legroom_inside import places
 
 PATIENCE = 10  # steps of one optimizer, after which another one that has taken none is not waited for
-MOST_SKIPPED = 30  # steps in a row that a gradient scaler leaves out
 
 
 class Steps:

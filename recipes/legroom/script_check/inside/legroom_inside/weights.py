@@ -52,7 +52,8 @@ def _has_weights(name, settings):
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = (try_to_load_from_cache(name, file, revision=settings.get("revision")) for file in WEIGHTS)
+        where = {key: settings.get(key) for key in ("cache_dir", "revision")}
+        found = (try_to_load_from_cache(name, file, **where) for file in WEIGHTS)
         return any(isinstance(path, str) for path in found)
     except Exception:  # a name that is none of the hub's: transformers says so
         return True
