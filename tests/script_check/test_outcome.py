@@ -92,3 +92,13 @@ def test_cards_of_this_machine_hide_none_of_the_emulated_ones(monkeypatch):
     monkeypatch.setattr(device.emulated_gpu, "environment", lambda card, major, base: seen.update(base) or {})
     device.variables(check.gpu_of("rtx4090_24gb"), 12, 1, 2**30, {"CUDA_VISIBLE_DEVICES": "3", "HOME": "/"})
     assert seen == {"HOME": "/"}
+
+
+def test_the_error_of_a_spawned_process_is_the_one_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEGROOM_CHECK", str(tmp_path))
+    told = "\\n\\n-- Process 0 terminated with the following error:\\nTraceback (most recent call last):\\n"
+    told += "  File 'train.py', line 3, in main\\n    step()\\nOutOfMemoryError: CUDA out of memory."
+    kind = 'type("ProcessRaisedException", (Exception,), {})'
+    raising = f'raise {kind}("{told}")'
+    subprocess.run([sys.executable, "-c", f"{BEGIN}\n{raising}"], capture_output=True)
+    assert "OutOfMemoryError: CUDA out of memory." in (tmp_path / "messages.jsonl").read_text()

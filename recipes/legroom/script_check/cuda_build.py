@@ -61,6 +61,8 @@ def fetch(environment: Environment) -> None:
             raise Refusal(
                 f"what was found as torch {version} is no CUDA build: pip or uv may be set to an index without them."
             )
+        if folder.parent.exists() and _major_of(folder) is None:  # what is left of another one
+            shutil.rmtree(folder.parent)
         if not folder.parent.exists():
             part.parent.rename(folder.parent)
     finally:

@@ -95,7 +95,7 @@ def measure(
     """
     if program.ranks is not None and program.ranks > 1:
         raise Refusal(f"{program.ranks} ranks are not measured. Start one, as with torchrun --nproc_per_node 1.")
-    environment = interpreter.facts(process.python_of(program))
+    environment = interpreter.facts(process.python_of(program), os.environ | program.environment)
     asked = process.Asked(steps, {"real": True}, seconds, network=True, sandboxed=False)
     outcome = process.run(program, environment, os.environ, asked, on_message)
     if outcome.found is None:

@@ -178,8 +178,9 @@ class _Run:
                 return
             now = time.monotonic()
             if now - start > self.asked.seconds:
+                failed = f"a process failed ({self.result.error}), and " if self.result.status == FAILED else ""
                 self.result.status, self.ended = TIMEOUT, True
-                self.result.error = f"it was ended after {self.asked.seconds:g} s (--seconds)"
+                self.result.error = f"{failed}it was ended after {self.asked.seconds:g} s (--seconds)"
                 return
             if now - looked > MEMORY_EVERY_SECONDS:
                 looked = now
@@ -268,7 +269,7 @@ def python_of(program: Program) -> Path:
 
 def environment_for(program: Program, with_cuda_build: bool) -> Environment:
     """The environment of a program, whose torch is a CUDA build. Raises Refusal where it has none."""
-    found = interpreter.facts(python_of(program))
+    found = interpreter.facts(python_of(program), os.environ | program.environment)
     if cuda_build.cuda_major(found) is not None:
         return found
     if found.platform != "linux":

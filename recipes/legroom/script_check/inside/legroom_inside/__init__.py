@@ -45,6 +45,15 @@ class Talk:
         self.say(kind="found", file=os.path.basename(path))
 
 
+def _first_line(error):
+    """What an error says, in a line; of a process that torch has spawned, what its own error says."""
+    lines = str(error).strip().splitlines()
+    if type(error).__name__ == "ProcessRaisedException":  # it holds the traceback of that process
+        code = [number for number, line in enumerate(lines) if line.startswith("  ")]
+        lines = lines[code[-1] + 1 :] if code else lines
+    return lines[0] if lines else ""
+
+
 def begin():
     """Begin to record. torch has just been imported."""
     from legroom_inside import session
@@ -61,7 +70,7 @@ def begin():
         kind = type(error)
         talk.is_over = True
         status = "refused" if issubclass(kind, numbers.Unfollowed) else "failed"
-        first = (str(error).strip().splitlines() or [""])[0][:1000]
+        first = _first_line(error)[:1000]
         text = first if status == "refused" else f"{kind.__name__}: {first}"
         talk.say(kind="end", status=status, error=text, line=places.line_of_error(error))
 
