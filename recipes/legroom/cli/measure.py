@@ -4,7 +4,8 @@
   {0} --share record.json -- torchrun --nproc_per_node 1 train.py
 
 The script really runs, on the GPU if it uses one and otherwise on the CPU, for --steps optimizer steps. The tensors of
-the first two are counted, one by one; the steps after them are timed without that. What it writes is written.
+the first two are counted, one by one; the steps after them are timed without that. What it writes is written; W&B is
+offline unless WANDB_MODE says otherwise.
 
 Exit code 0 when it was measured, 2 when it was not. --share writes sizes, times and versions, and neither names nor
 paths nor data.

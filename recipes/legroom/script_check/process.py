@@ -141,7 +141,8 @@ class _Run:
         made["PYTHONUNBUFFERED"] = "1"
         made["PATH"] = interpreter.search_path(made)  # a launcher is that of the script's environment, as its Python is
         made.setdefault("WANDB_MODE", "offline")
-        made.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if not is_real:
+            made.setdefault("TOKENIZERS_PARALLELISM", "false")
         if not self.asked.network:
             made.setdefault("HF_HUB_OFFLINE", "1")  # what is in the cache is found, and nobody waits for the network
         return made

@@ -1,7 +1,8 @@
 """What was recorded in a script's process, as the trace of a step: its storages, their origins, and its operations.
 
 The process may have another version of torch. An operation is looked up by its name in this one's, and its arguments
-are tensors without data; one that this torch lacks is counted by the bytes of its arguments. Imports torch.
+are tensors without data; one that this torch lacks, or has with other arguments, is counted by the bytes of those.
+Imports torch.
 """
 
 from collections.abc import Mapping
@@ -87,6 +88,7 @@ class _Origins(dict):
 def _count_operations(made: Recording) -> None:
     """Enter the operations of the step into the tally, and the FLOPs that its model needs."""
     flops: int | None = 0
+    is_same_torch = made.found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     for phase, caller, module, call, times in made.found["operations"]:
         name, args, kwargs, result = call
         func = _operation(name)
@@ -100,8 +102,15 @@ def _count_operations(made: Recording) -> None:
             made.tally.put(_unknown(name, arguments, results), phase, times)
             made.tally.unknown.add(name.partition(".")[0])
             continue
-        for _ in range(times):
-            made.tally.add(func, arguments, settings, results, phase, signature, caller, module)
+        try:
+            for _ in range(times):
+                made.tally.add(func, arguments, settings, results, phase, signature, caller, module)
+        except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+            if is_same_torch:
+                raise
+            made.tally.put(_unknown(name, arguments, results), phase, times)  # it had other arguments there
+            made.tally.unknown.add(name.partition(".")[0])
+            continue
         if phase == "forward" and flops is not None:
             try:
                 own = operation_flops(func, arguments, settings, results)
