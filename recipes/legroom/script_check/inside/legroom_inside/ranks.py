@@ -73,7 +73,7 @@ def install():
     """Let init_process_group and new_group wait for nobody."""
     if not dist.is_available():
         return
-    from torch.distributed import distributed_c10d
+    from torch.distributed import device_mesh, distributed_c10d
 
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # it registers the backend "fake"
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
@@ -92,7 +92,7 @@ def install():
     def group(ranks=None, timeout=None, backend=None, *args, **settings):
         return new_group(ranks, timeout, None if backend is None else _alone(backend), *args, **settings)
 
-    for module in (dist, distributed_c10d):
+    for module in (dist, distributed_c10d, device_mesh):  # init_device_mesh has its own names of both
         module.init_process_group = begin
         module.new_group = group
 
