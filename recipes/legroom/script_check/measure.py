@@ -104,10 +104,15 @@ def measure(
 
 
 def _figures(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a real run, from what was recorded."""
+    """The figures of a real run, from what was recorded. Raises Refusal where nothing was on its device."""
     from legroom.script_check import recording
 
     made = recording.read(found)
+    if not made.log.events:
+        raise Refusal(
+            "the script does not use the GPU that is here, so that nothing was counted. To measure it on the CPU, type "
+            "CUDA_VISIBLE_DEVICES= in front of it: legroom measure -- CUDA_VISIBLE_DEVICES= python train.py"
+        )
     parts = made.parts()
     ends = found["ends"][COUNTED:]
     seconds = [after - before for before, after in zip(ends, ends[1:])]
