@@ -227,12 +227,3 @@ def test_checkpoint_inside():
     transformers_models_private.checkpoint_inside(model, around)
     model(input_ids=torch.ones(3, 5, dtype=torch.long))
     assert [tuple(tensor.shape) for tensor in saved if tensor.requires_grad] == [(3, 5, 8)] * 2
-
-
-def test_beams_that_nobody_scored_run_to_their_greatest_length():
-    """`_beam_search_has_unfinished_sequences` is asked after each token, with what stops each row as its third."""
-    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
-    model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=2, pad_token_id=0))
-    with transformers_models_private.beams_to_the_end(lambda stops: stops if bool(stops.all()) else None) as steps:
-        model.generate(torch.ones(1, 3, dtype=torch.int64), num_beams=2, do_sample=False, max_new_tokens=4)
-    assert len(steps) == 4

@@ -66,11 +66,6 @@ def test_code_is_ones_own_outside_of_libraries():
         "/x/site-packages/a.py": False, "/x/dist-packages/a.py": False, "/x/my-site-packages/a.py": True,
     }  # fmt: skip
     assert {file: places.is_own(file) for file in own} == own
-    dump = 'Thread 0x1 (most recent call first):\n  File "/x/site-packages/a.py", line 5 in f\n'
-    dump += '  File "/me/t.py", line 12 in g\n'
-    assert places.own_line_of_dump(dump, "/other.py") == "/me/t.py:12"
-    assert places.own_line_of_dump(dump, "/x/site-packages/a.py") == "/x/site-packages/a.py:5"
-    assert places.own_line_of_dump("  File: none", "") == ""
 
 
 def test_the_line_of_an_error_is_the_innermost_of_ones_own():

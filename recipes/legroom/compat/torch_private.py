@@ -50,17 +50,6 @@ def runs_on_fake_tensors(types: Sequence[type]) -> bool:
     return _get_dispatch_mode(_FAKE_TENSOR_MODE) is not None or FakeTensor in types
 
 
-def truncated_at_once() -> contextlib.AbstractContextManager[None]:
-    """Inside, `trunc_normal_` draws once. It draws until no value is out of bounds, which asks for values; libraries
-    have the public function by name."""
-
-    def drawn(tensor: torch.Tensor, mean: float, std: float, *_: Any, **__: Any) -> torch.Tensor:
-        with torch.no_grad():
-            return tensor.normal_(mean, std)
-
-    return patched(torch.nn.init, _no_grad_trunc_normal_=drawn)
-
-
 def meta_kernels_of(device_type: str) -> contextlib.AbstractContextManager[None]:
     """Inside, torch's meta kernels lay results out as that device does. They take a plain meta tensor for CUDA's, whose
     factors of an SVD have other strides than the CPU's."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, modeling_flash_attention_utils
+from transformers import PretrainedConfig, PreTrainedModel, modeling_flash_attention_utils
 from transformers.models.auto import modeling_auto
 
 from legroom.compat.patching import patched
@@ -259,18 +259,3 @@ def checkpoint_inside(model: Any, around: Callable[[], contextlib.AbstractContex
     for module in model.modules():
         if "_gradient_checkpointing_func" in vars(module):
             module._gradient_checkpointing_func = surrounded(module._gradient_checkpointing_func)
-
-
-@contextlib.contextmanager
-def beams_to_the_end(value_of: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[list[None]]:
-    """Inside, a search by beams ends where all of them are as long as they may be: scores that nobody computed do not
-    end it. value_of: the values of a tensor, None where nobody computed them. Gives a list with an entry a token."""
-    steps: list[None] = []
-
-    def unfinished(_: Any, __: Any, stops: torch.Tensor, *___: Any) -> bool:
-        steps.append(None)
-        known = value_of(stops)
-        return known is None or not known.all()
-
-    with patched(GenerationMixin, _beam_search_has_unfinished_sequences=staticmethod(unfinished)):
-        yield steps

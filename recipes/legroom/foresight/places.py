@@ -44,12 +44,3 @@ def own_line_of_error(error: BaseException) -> str:
     passed = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [f"{file}:{line}" for file, line in passed if is_own(file)]
     return own[-1] if own else ""
-
-
-def own_line_of_dump(text: str, main: str) -> str:
-    """file:line of the script's own code in what faulthandler wrote, the innermost call first. main: its main file."""
-    for line in text.splitlines():
-        place, quote, rest = line.strip().removeprefix('File "').partition('", line ')
-        if quote and (place == main or is_own(place)):
-            return f"{place}:{rest.partition(' ')[0]}"
-    return ""

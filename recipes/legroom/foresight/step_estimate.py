@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from legroom.foresight.user_step import SimulatedUserStep
 
 MARGIN = 0.03  # conf/config.yaml, estimate.margin
-FOLLOWED = False  # whether `legroom check` follows the script that asks
 
 
 @dataclass(frozen=True)
@@ -131,11 +128,6 @@ def estimate_step(
     Raises Refusal, with file and line, for a step that cannot be followed: one that decides by a tensor's value, or in
     which sizes depend on values.
     """
-    if FOLLOWED:
-        typed = f"python {shlex.join(sys.argv)}"
-        raise Refusal(
-            f"the script trains nothing: it asks legroom.estimate_step, which answers by itself. Type {typed}"
-        )
     if not callable(step) or hasattr(step, "parameters"):
         raise Refusal("the first argument must be the step: a function of the module, the optimizer and the inputs.")
     given = [one for one in (module, optimizer, inputs) if one is not None]

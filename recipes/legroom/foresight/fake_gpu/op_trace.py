@@ -18,7 +18,6 @@ import torch
 from legroom.compat.torch_private import op_name
 from legroom.foresight.fake_gpu import attention
 from legroom.foresight.fake_gpu.device import FakeDevice
-from legroom.foresight.memory import allocator
 from legroom.foresight.speed.operation_names import PRODUCTS
 from legroom.foresight.speed.operations import Tally
 from legroom.measure.kinds import OTHER
@@ -36,9 +35,6 @@ class Workspace:
     index: int
     bytes: int
     kept: bool
-
-
-EMPTIED = -1
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
@@ -144,10 +140,6 @@ class OpTrace:
             for workspace in self.workspaces
         ]
 
-    def emptied(self) -> None:
-        """The program gives cached memory back."""
-        self.workspaces.append(Workspace(len(self.log.events), EMPTIED, kept=False))
-
     def hold(self, tensor: torch.Tensor) -> None:
         """Count a tensor that is on the device without being used."""
         self.ledger.attribution.mark(tensor, OTHER)
@@ -227,9 +219,6 @@ class _AllocatorRequests:
         for index in range(first, last + 1):
             while pending and pending[0].index <= index:
                 workspace = pending.popleft()
-                if workspace.bytes == EMPTIED:
-                    self.events.append(allocator.EMPTY_CACHE)
-                    continue
                 key = self._allocate(workspace.bytes)
                 if not workspace.kept:
                     self.events.append((key, -1))
