@@ -22,7 +22,8 @@ train: setup  ## train a tiny model on Python's library, in two minutes; other o
 	$(RUN) train.py $(FIRST) $(ARGS)
 
 cuda-build: setup  ## the CUDA build of this torch, once (1.5 GB, without NVIDIA's libraries): for the emulated device
-	@PYTHONPATH=recipes $(RUN) -m legroom.script_check.cuda_build
+	@PYTHONPATH=recipes $(RUN) -m legroom.script_check.cuda_build \
+	  || echo "The CUDA build could not be fetched: the tests that run it are skipped."
 
 test: setup cuda-build  ## run the tests without the long ones, in two processes
 	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)

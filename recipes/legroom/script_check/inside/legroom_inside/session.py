@@ -48,6 +48,7 @@ class Session:
         self._watch_resizes()
         self._watch_compilation()
         self._watch_deepspeed()
+        imports.after("triton.runtime.jit", self._watch_triton)
         self.levers = None
         if asked.get("changes") is not None:
             self.levers = levers.Levers(asked["changes"])
@@ -107,6 +108,9 @@ class Session:
             is_of_the_script = (args and isinstance(args[0], torch.nn.Module)) or places.asking_line()
             if not is_of_the_script:  # transformers compiles functions as it is imported
                 return compile_(*args, **settings)
+            session.talk.note(
+                f"{places.line()} compiles: what compiled code does is in the memory, not in the time: it is too short."
+            )
             for hook in session._hooks:
                 hook.remove()
             session._hooks = []
@@ -114,6 +118,18 @@ class Session:
             return compile_(*args, **settings)
 
         torch.compile = compiled
+
+    def _watch_triton(self, module):
+        """Say once that a script starts kernels that no operation of torch shows."""
+        kind, run = module.JITFunction, module.JITFunction.run
+
+        def first_run(kernel, *args, **settings):
+            kind.run = run
+            name = getattr(kernel, "__name__", "one")
+            self.talk.note(f"kernels of Triton run ({name}): their time is left out of the step's, which is too short.")
+            return run(kernel, *args, **settings)
+
+        kind.run = first_run
 
     def _watch_deepspeed(self):
         imports.after("deepspeed.runtime.engine", lambda module: self.steps.of_deepspeed(module.DeepSpeedEngine))
