@@ -78,8 +78,8 @@ def test_legroom_estimate_is_recipe_estimate(monkeypatch):
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN if number == signal.SIGHUP else None)
     commands.run("estimate", ["gpu=l4_24gb"])
     assert asked == [["recipe=estimate", "gpu=l4_24gb"]]
-    assert set(handlers) == {signal.SIGTERM, signal.SIGUSR1}, "nohup has had SIGHUP ignored"
-    module.main = handlers[signal.SIGTERM]
+    assert set(handlers) == {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}, "nohup has had SIGHUP ignored"
+    module.main = lambda _: handlers[signal.SIGTERM](signal.SIGTERM, None)
     assert commands.run("estimate", []) == 130
 
 

@@ -339,7 +339,7 @@ def test_the_time_of_the_advice_belongs_to_an_estimate(key):
 
 def test_the_command_prints_and_its_exit_code_tells(command):
     done = command(*small(*V100, "launch.memory_limit_gib=0.01", "estimate.hint_seconds=1"))
-    assert done.code == exit_codes.OUT_OF_MEMORY and "are missing" in done.out and "all predicted" in done.out
+    assert done.code == exit_codes.OUT_OF_MEMORY and "are missing" in done.out
     done = command(*small(*V100))
     assert done.code == 0 and "stay free" in done.out
 

@@ -49,7 +49,7 @@ def test_both_recipes_train_with_the_kernels(on_gpu, installed, recipe):
     plain, with_kernels = on_gpu(*words).record, on_gpu(*words, "kernels=liger", code=PACKAGE).record
     assert with_kernels.training.losses[0] == pytest.approx(2 * plain.training.losses[0], rel=1e-6)
     assert with_kernels.memory.peak_tensor_bytes, with_kernels.warnings
-    assert with_kernels.config["kernels"] == {"name": "liger"}
+    assert with_kernels.config["kernels"] == {"name": "liger", "kind": "liger"}
 
 
 @pytest.mark.slow

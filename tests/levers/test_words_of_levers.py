@@ -52,7 +52,7 @@ def test_what_a_gpu_or_an_estimate_cannot_do_is_refused(words, said):
 @pytest.mark.parametrize(
     "predicts,values,said",
     [
-        (False, "adapter=lora save.final=true", "Type model.pretrained= for an adapter that can be used."),
+        (False, "adapter=lora save.final=true", "save.final writes the adapter alone, and not the random weights"),
         (False, "adapter=lora save.final=true model.pretrained=a/b", None),
         (False, "adapter=lora save.final=true save.merge=true", None),
         (False, "adapter=lora", None),
@@ -73,7 +73,7 @@ def test_what_a_gpu_or_an_estimate_cannot_do_is_refused(words, said):
 )
 def test_what_a_choice_brings_with_it_is_said(resolved, predicts, values, said):
     lines = validate.warnings(resolved(predicts, values))
-    others = ("model.pretrained= for", "as many tokens", "GPU 0 of", "in every step", "what its ranks", "waits for")
+    others = ("save.final writes", "as many tokens", "GPU 0 of", "in every step", "what its ranks", "waits for")
     found = [line for line in lines if any(other in line for other in others)]
     assert [said in line for line in found] == [True] if said else found == [], lines
 

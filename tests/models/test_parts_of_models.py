@@ -117,7 +117,15 @@ def test_a_new_head_is_for_what_is_trained_whatever_the_checkpoint_says(plain, t
 
 @pytest.mark.parametrize("vocab,refused", [(9, False), (10, False), (11, True)])
 def test_ids_beyond_the_vocabulary_are_refused(plain, vocab, refused):
-    data = SimpleNamespace(task="language_modelling", vocab=vocab, classes=0, names=[], head=None)
+    data = SimpleNamespace(
+        task="language_modelling",
+        vocab=vocab,
+        highest_id=lambda: vocab - 1,
+        masking=None,
+        classes=0,
+        names=[],
+        head=None,
+    )
     said = None
     try:
         builder.build_model(plain, BertConfig(vocab_size=10), data, [Kept()])

@@ -358,7 +358,7 @@ def test_the_suggestion_comes_before_the_long_list():
     ("hub_id", "option"),
     [
         ("mistralai/Mistral-7B-v0.1", "mistral_7b"),
-        ("meta-llama/Llama-3.1-8B", None),  # near to the ids of other sizes
+        ("meta-llama/Llama-3.1-8B", "llama_8b"),
         ("nobody/else", None),
     ],
 )

@@ -25,9 +25,9 @@ legroom_inside.begin()
 
 def said(folder, *messages):
     """The outcome of a program that has said so."""
-    run = process._Run(PROGRAM, None, {}, process.Asked(), folder, lambda _: None)  # type: ignore[arg-type]
+    run = process.Run(PROGRAM, None, {}, process.Asked(), folder, lambda _: None)  # type: ignore[arg-type]
     for message in messages:
-        run._handle({"kind": "end", "line": "", "error": "", **message})
+        run.handle({"kind": "end", "line": "", "error": "", **message})
     return run.result
 
 
@@ -76,7 +76,7 @@ def test_several_ranks_are_not_measured():
 def test_a_line_that_was_answered_yes_is_not_asked_again():
     notes = [f"train.py:{line} decides by a number that nobody computed; the answer is taken to be" for line in (3, 5)]
     outcome = process.Outcome(notes=[f"{notes[0]} no.", f"{notes[1]} yes."])
-    assert check._last_decided(outcome, []) == "train.py:3"
+    assert check.last_decided(outcome, []) == "train.py:3"
 
 
 @pytest.mark.parametrize("written", ["triton==3.4.0; platform_system", "triton ==3.4.0 ; python", "triton (==3.4.0)"])
@@ -84,7 +84,7 @@ def test_the_triton_of_a_wheel_is_read_in_each_way_that_wheels_write_it(tmp_path
     folder = tmp_path / "torch-2.8.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Name: torch\nRequires-Dist: {written}\n")
-    assert cuda_build._required_triton(tmp_path) == "triton==3.4.0"
+    assert cuda_build.required_triton(tmp_path) == "triton==3.4.0"
 
 
 def test_cards_of_this_machine_hide_none_of_the_emulated_ones(monkeypatch):

@@ -156,7 +156,7 @@ def _one(
     if ran_out:
         outcome = run(device.MORE_THAN_ANY_BYTES, yes)
     while outcome.found is None and outcome.status in (process.FAILED, process.ENDED) and len(yes) < MOST_YES:
-        line = _last_decided(outcome, yes)
+        line = last_decided(outcome, yes)
         if line is None:
             break
         yes.append(line)  # no has led to an end: what would yes have led to?
@@ -188,7 +188,7 @@ def _one(
     return made
 
 
-def _last_decided(outcome: process.Outcome, answered: Sequence[str]) -> str | None:
+def last_decided(outcome: process.Outcome, answered: Sequence[str]) -> str | None:
     """The line that decided last by a number that nobody computed, and was answered no."""
     for note in reversed(outcome.notes):
         line, decides, answer = note.partition(" decides by a number that nobody computed")

@@ -54,7 +54,7 @@ def fetch(environment: Environment) -> None:
     part = folder.parent.with_name(f"{folder.parent.name}.part-{os.getpid()}") / folder.name
     try:
         _install(environment, part, f"torch==={version}")
-        triton = _required_triton(part)
+        triton = required_triton(part)
         if triton is not None:
             _install(environment, part, triton)
         if _major_of(part) is None:
@@ -90,7 +90,7 @@ def _install(environment: Environment, folder: Path, package: str) -> None:
     raise Refusal(f"{package} could not be fetched: {complaint}")
 
 
-def _required_triton(folder: Path) -> str | None:
+def required_triton(folder: Path) -> str | None:
     """The triton that a fetched torch asks for, as pip takes it."""
     for metadata in folder.glob("torch-*.dist-info/METADATA"):
         found = re.search(r"^Requires-Dist: triton *\(?==([\w.]+)", metadata.read_text(errors="replace"), re.MULTILINE)

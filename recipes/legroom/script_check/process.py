@@ -100,12 +100,12 @@ def run(
     """
     folder = Path(tempfile.mkdtemp(prefix="legroom_check_"))
     try:
-        return _Run(program, environment, variables, asked, folder, on_message).outcome()
+        return Run(program, environment, variables, asked, folder, on_message).outcome()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Run:
+class Run:
     """One program, from its start to its outcome."""
 
     def __init__(
@@ -202,9 +202,10 @@ class _Run:
         self.read += len(whole)
         for line in whole.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):  # a script may write there, too
-                self._handle(json.loads(line))
+                self.handle(json.loads(line))
 
-    def _handle(self, message: dict[str, Any]) -> None:
+    def handle(self, message: dict[str, Any]) -> None:
+        """Take in what a process of the program says."""
         kind = message["kind"]
         if kind == "step":
             self.result.steps, self.result.reached = message["step"], message["line"]

@@ -33,13 +33,15 @@ def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -
     phases = made.found["phases"]
     nccl_bytes = gpu.nccl_bytes * (ranks > 1)
     usable = gpu_room.usable_bytes(gpu, nccl_bytes, None)
-    reserved = max(made.found["device"]["peak_bytes"], *(each["reserved"] for each in phases))
+    reserved = max(each["reserved"] for each in phases)
     if phases[-1]["ooms"] and not ran_out:  # the script has met the limit and gone on with less: what is left is cache
-        reserved = phases[-1]["allocated"]
-    left = usable - reserved
+        taken = reserved = phases[-1]["allocated"]
+    else:  # bitsandbytes and others also allocate past torch
+        taken = max(made.found["device"]["peak_bytes"], reserved)
+    left = usable - taken
     if ran_out and left >= 0:
         left = -1  # fragments: each block would fit, and not all of them beside each other
-    judged = gpu_room.judged(gpu, margin, left, reserved)
+    judged = gpu_room.judged(gpu, margin, left, taken)
     try:
         speed = roofline.predict(made.tally, gpu, precision_of(made), ranks, beside_frozen=_is_mostly_frozen(made))
     except ValueError as error:
@@ -52,7 +54,7 @@ def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -
         left_bytes=left,
         kept_bytes=judged.kept_bytes or 0,
         capacity_bytes=gpu.memory_bytes,
-        device_used_bytes=context_bytes + nccl_bytes + reserved,
+        device_used_bytes=context_bytes + nccl_bytes + taken,
         context_bytes=context_bytes,
         reserved_bytes=reserved,
         allocated_bytes=max(each["allocated"] for each in phases),

@@ -61,5 +61,10 @@ def _run_hidden_sitecustomize(here):
 if "LEGROOM_CHECK" in os.environ:
     if os.environ.get("RANK", "0") != os.environ.get("LEGROOM_CHECK_RANK", "0"):
         _wait_as_another_rank()
-    sys.meta_path.insert(0, _AfterTorch())
+    if "torch" in sys.modules:  # a .pth file has imported it
+        import legroom_inside
+
+        legroom_inside.begin()
+    else:
+        sys.meta_path.insert(0, _AfterTorch())
 _run_hidden_sitecustomize(os.path.dirname(os.path.abspath(__file__)))  # last: it may fail, or import torch

@@ -46,9 +46,8 @@ class Reads:
         return _nested(tensor.shape, self.number(tensor))
 
     def numpy(self, tensor, *args, **settings):
-        is_whole = tensor.device.type == "cpu" and not tensor.is_floating_point()
-        if is_whole and tensor.numel() and self.is_unknown(tensor):
-            self.say(f"{places.line()} reads numbers that nobody computed; they are taken as 0.")
+        if tensor.device.type == "cpu" and tensor.numel() and self.is_unknown(tensor):
+            self.say(f"{places.line()} reads an array that nobody computed: what it decides by it is not followed.")
         return self.real["numpy"](tensor, *args, **settings)
 
     def represented(self, tensor, **settings):

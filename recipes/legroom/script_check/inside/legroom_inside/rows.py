@@ -54,7 +54,9 @@ class Rows:
         found = self._longest()
         few, many = min(self.sizes), max(self.sizes)
         if found is None:
-            if few != many:
+            if few == many:
+                self.say("whether other rows are longer is not known: the script's data cannot be looked through.")
+            else:
                 self.say(f"the batches that were read have {few:,} to {many:,} elements; larger ones take more.")
             return False
         batch, looked = found

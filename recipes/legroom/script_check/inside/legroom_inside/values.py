@@ -207,6 +207,8 @@ class Values:
                 self.twins[one] = _reduced(twin, args)
             elif one.shape == twin.shape:
                 self.twins[one] = twin.clone()
+            else:
+                self.twins.pop(one, None)
 
     def _is_worth_it(self, func, tensors, on_device):
         """Whether the results are known, and small enough to be computed on the host."""

@@ -46,7 +46,9 @@ def _has_weights(name, settings):
     folder = os.path.join(name, settings.get("subfolder") or "")
     if os.path.isdir(folder):
         names = os.listdir(folder)
-        return any(file in names for file in WEIGHTS) or any(file.endswith((".safetensors", ".bin")) for file in names)
+        return any(file in names for file in WEIGHTS) or any(
+            file.endswith(".safetensors") or file.startswith("pytorch_model") for file in names
+        )
     if settings.get("gguf_file"):
         return True
     try:
