@@ -123,12 +123,14 @@ def test_torch_sees_the_card(on_gpu):
     assert memory == 25_382_879_232
 
 
+@pytest.mark.slow
 def test_bf16_is_supported_by_the_cards_that_have_it(on_gpu):
     code = "answer(torch.cuda.is_bf16_supported(including_emulation=False))"
     assert on_gpu(code) == [True]
     assert on_gpu(code, T4) == [False]
 
 
+@pytest.mark.slow
 def test_torch_reads_the_cards_state(on_gpu):
     utilization, temperature, watts, megahertz = on_gpu("""
     answer(torch.cuda.utilization(), torch.cuda.temperature(), torch.cuda.power_draw(), torch.cuda.clock_rate())
@@ -162,6 +164,7 @@ def test_training_allocates_what_it_keeps(on_gpu, card):
     assert 4 * parameters <= after <= 4 * parameters + 64 * 1024
 
 
+@pytest.mark.slow
 def test_optimizers_train_in_every_precision(on_gpu):
     assert on_gpu("""
     for choice in ({"fused": True}, {"foreach": True}, {"foreach": False}, {"capturable": True}):
@@ -209,6 +212,7 @@ def test_attention_of_every_backend(on_gpu, card):
     assert all(4 * heads <= peak < scores + 4 * heads for peak in peaks.values()), peaks
 
 
+@pytest.mark.slow
 def test_layers_that_cudnn_and_others_run(on_gpu):
     """Convolutions, batch normalisation, packed rows in recurrent layers, CTC, FFT, linear algebra, sorting."""
     assert on_gpu("""
@@ -289,6 +293,7 @@ def test_two_cards_have_memory_of_their_own(on_gpu):
     assert values == [1.0, 2.0] and first == 512 and second == GIB + 512
 
 
+@pytest.mark.slow
 def test_a_tensor_is_shared_with_another_process(on_gpu, tmp_path):
     """It takes memory once: the child sees an empty card."""
     script = tmp_path / "share.py"
@@ -373,6 +378,7 @@ def test_a_graph_is_captured_and_replayed(on_gpu):
     assert replayed % 2 == 0 and replayed // 2 > captured  # what surrounds a capture launches a few kernels
 
 
+@pytest.mark.slow
 def test_reading_a_number_in_a_capture_is_an_error_as_on_a_card(on_gpu):
     message, afterwards = on_gpu("""
     x = torch.ones(3, device="cuda")
@@ -386,6 +392,7 @@ def test_reading_a_number_in_a_capture_is_an_error_as_on_a_card(on_gpu):
     assert "capture" in message and afterwards == 3
 
 
+@pytest.mark.slow
 def test_graphed_callables(on_gpu):
     assert on_gpu("""
     m = torch.cuda.make_graphed_callables(model(), (batch().requires_grad_(),))
@@ -417,6 +424,7 @@ def test_ddp_of_one_process(on_gpu):
     """) == ["done"]
 
 
+@pytest.mark.slow
 def test_ranks_agree_with_themselves(on_gpu):
     """What rank 0 of 8 hands in comes back as eight equal ranks would have it: DDP's checks of shapes rely on it."""
     total, gathered, thing = on_gpu(
@@ -461,6 +469,7 @@ dist.destroy_process_group()
     assert whole / 8 <= kept <= whole / 8 + 1024
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_in_two_dimensions(on_gpu):
     assert on_gpu(
         ONE_RANK_OF_EIGHT

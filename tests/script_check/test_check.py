@@ -104,6 +104,7 @@ def test_decisions_go_the_way_in_which_training_goes_on(checked):
     assert notes(found).count("decides by a number that nobody computed") == 3
 
 
+@pytest.mark.slow
 def test_nothing_may_decide_with_strict(checked):
     found = checked(scripts.GUARDED, strict=True)
     assert "--strict" in found.why
@@ -147,6 +148,7 @@ def test_one_rank_of_several_is_followed(checked, text, ranks):
     assert "NCCL" in notes(found)
 
 
+@pytest.mark.slow
 def test_a_trainer_is_followed_with_its_arguments(checked):
     plain = checked(scripts.TRAINER, "--output_dir", "out", "--report_to", "none")
     bits = checked(scripts.TRAINER, "--output_dir", "out", "--report_to", "none", "--bf16", "true")
@@ -176,6 +178,7 @@ def test_an_error_of_the_script_is_named_with_its_line(checked):
     assert "RuntimeError" in found.why
 
 
+@pytest.mark.slow
 def test_too_few_steps_are_said(checked):
     found = checked(scripts.LLAMA + "train(llama().cuda(), steps=1)")
     assert "ended after 1 optimizer steps, and 2 are needed" in found.why
@@ -195,6 +198,7 @@ def test_the_command_prints_the_verdict_and_writes_its_record(tmp_path, monkeypa
     assert Path("out", "report.html").exists() or list(Path("out").glob("*.html"))
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_by_the_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("script.py").write_text(scripts.LLAMA + "train(llama().cuda())")
