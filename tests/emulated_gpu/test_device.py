@@ -82,14 +82,14 @@ def test_card_is_told_by_environment_variables():
 
 
 def test_environment_keeps_what_the_base_has_and_forgets_another_card():
-    base = {"HOME": "/h", "LD_LIBRARY_PATH": "/theirs", "LEGROOM_GPU_L2_BYTES": "5", "LEGROOM_GPU_LOG": "/tmp/log"}
+    base = {"HOME": "/h", "LD_LIBRARY_PATH": "/theirs", "LEGROOM_GPU_L2_BYTES": "5", "LEGROOM_GPU_LOG": "log"}
     small = Card("small", "7.5", 4, 100 * MIB)
     result = emulated_gpu.environment(small, 12, base)
     folder = str(emulated_gpu.library(12))
     assert result["HOME"] == "/h"
     assert result["LD_LIBRARY_PATH"] == f"{folder}:/theirs"
     assert "LEGROOM_GPU_L2_BYTES" not in result
-    assert result["LEGROOM_GPU_LOG"] == "/tmp/log"
+    assert result["LEGROOM_GPU_LOG"] == "log"
     assert result["LEGROOM_GPU_CUDA_VERSION"].startswith("12")
 
 
