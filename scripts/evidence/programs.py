@@ -1,10 +1,12 @@
 """Run public training scripts by `legroom check` and `legroom measure`, and write docs/results/programs.md's table.
 
-    python scripts/evidence/programs.py CHECKOUTS --work FOLDER [--only sft,dpo] [--do measure,check_cpu] [--table FILE]
+    python scripts/evidence/programs.py CHECKOUTS --work FOLDER --environment ENVIRONMENT [--only sft,dpo]
+        [--do check,measure] [--table FILE] [--before COMMAND]
 
 CHECKOUTS holds the repositories by their names (trl, accelerate, ...), at the commits that docs/results/programs.md
-lists. What a script trains on is made in FOLDER (program_data.py), once. Each result is kept in FOLDER/results as JSON,
-and the table is written of those that are there.
+lists. ENVIRONMENT is the virtual environment of the scripts, with a CUDA build of torch. What a script trains on is
+made in FOLDER (program_data.py), once. Each result is kept in FOLDER/results as JSON, and the table is written of those
+that are there. `measure` runs on the CPU.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -29,23 +32,9 @@ from program_makers import MAKERS
 from program_makers_more import MORE_MAKERS
 
 GPU = "a100_80gb"
-ALIKE = (
-    "mnist",
-    "vae",
-    "gat",
-    "dcgan",
-    "siamese",
-    "imagenet",
-    "makemore",
-    "super_resolution",
-    "unet",
-    "wgan_gp",
-    "kfold",
-)
 DOES = {
-    "measure": ("measure", "--no-prediction", "--offline", "--json", "--seconds", "240"),
-    "check_cpu": ("check", "--device", "cpu", "--offline", "--json", "--seconds", "240"),
-    "check_gpu": ("check", "--gpu", GPU, "--offline", "--json", "--seconds", "240"),
+    "check": ("check", "--gpu", GPU, "--json", "--seconds", "600"),
+    "measure": ("measure", "--no-prediction", "--json", "--seconds", "600"),
 }
 
 
@@ -68,116 +57,98 @@ def prepare(case: Case, checkouts: Path, work: Path) -> Path:
 
 def typed_words(case: Case, does: str, checkouts: Path) -> list[str]:
     """The command line of a case, for the device on which it runs."""
-    more = case.gpu if does == "check_gpu" else case.cpu
+    more = case.gpu if does == "check" else case.cpu
     return f"{case.command} {more}".format(repository=checkouts / case.repository).split()
 
 
-def run(case: Case, does: str, checkouts: Path, work: Path) -> dict[str, Any]:
-    """One command on one case: its exit code, its figures, what it said, and its seconds."""
+def run(case: Case, does: str, asked: argparse.Namespace) -> dict[str, Any]:
+    """One command on one case: its exit code, its figures, what it said, its seconds and those of a processor."""
+    checkouts, work = asked.checkouts.resolve(), asked.work.resolve()
     folder = prepare(case, checkouts, work)
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "recipes"),
         "HF_HOME": str(folder),
         "HF_HUB_CACHE": str(folder / "hub"),
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{asked.environment.absolute() / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(asked.environment.absolute()),
     }
     environment |= {name: value.format(folder=folder) for name, value in case.environment.items()}
     typed = typed_words(case, does, checkouts)
-    start = time.perf_counter()
+    legroom = f"import sys; sys.path.insert(0, {str(ROOT / 'recipes')!r}); sys.argv[0] = 'legroom'"
+    legroom += "; from legroom.cli.commands import main; sys.exit(main())"
+    before, start = _processor_seconds(), time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "legroom", *DOES[does], "--", *typed],
+        [*shlex.split(asked.before), sys.executable, "-c", legroom, *DOES[does], "--", *typed],
         cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
     )
-    seconds = time.perf_counter() - start
+    seconds, processor_seconds = time.perf_counter() - start, _processor_seconds() - before
     found = json.loads(done.stdout) if done.stdout.startswith("{") else None
-    return {"code": done.returncode, "found": found, "said": done.stderr[-3000:], "seconds": seconds}
+    result = {"code": done.returncode, "found": found, "said": done.stderr[-3000:]}
+    return result | {"seconds": seconds, "processor_seconds": processor_seconds}
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 # --- the table ------------------------------------------------------------------------------------------
 
 
-def peaks(results: dict[str, dict[str, Any]]) -> tuple[int | None, int | None, int | None]:
-    """Live peaks in bytes: measured, predicted for the CPU, and for the GPU."""
-
-    def of(does: str) -> Any:
-        found = results.get(does, {}).get("found") or {}
-        return found if does == "measure" else next((each for each in found.values() if each), {})
-
-    return (
-        of("measure").get("peak_tensor_bytes"),
-        of("check_cpu").get("tensor_bytes"),
-        of("check_gpu").get("tensor_bytes"),
-    )
+def figures(result: dict[str, Any] | None) -> dict[str, Any]:
+    """The figures of a check; of a measurement; or none."""
+    found = (result or {}).get("found") or {}
+    return found.get(GPU, found)
 
 
 def verdict(result: dict[str, Any] | None) -> str:
-    """What `check --gpu` said of a case."""
+    """What `check` said of a case."""
     if result is None:
         return ""
-    found = result["found"] or {}
-    if found:
-        return f"{next(iter(found.values()))['verdict']}"
-    said = [line for line in result["said"].splitlines() if line.startswith(("no verdict", "refused"))]
-    return (said[-1] if said else f"exit code {result['code']}").replace("|", " ")[:160]
+    found = figures(result)
+    if "verdict" in found:
+        return found["verdict"]
+    return str(found.get("error", f"exit code {result['code']}")).replace("|", " ")[:160]
 
 
 def table(work: Path) -> str:
-    """The results that are there, in Markdown, with the median of the differences."""
+    """The results that are there, in Markdown."""
     lines = [
-        f"| script | verdict on {GPU} | measured live peak on the CPU, MiB | check --device cpu | difference | s |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"| script | verdict on {GPU} | device, MiB | reserved | tensors | measured on the CPU | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    differences = []
     for case in [*CASES, *FURTHER, *MORE]:
         files = {does: work / "results" / f"{case.name}.{does}.json" for does in DOES}
         results = {does: json.loads(file.read_text()) for does, file in files.items() if file.exists()}
-        measured, predicted, _ = peaks(results)
-        difference = predicted / measured - 1 if measured and predicted else None
-        differences += [abs(difference)] if difference is not None else []
+        checked, measured = figures(results.get("check")), figures(results.get("measure"))
+        if "check" not in results:
+            continue
         cells = [
             case.name,
-            verdict(results.get("check_gpu")),
-            f"{measured / 2**20:.2f}" if measured else "",
-            f"{predicted / 2**20:.2f}" if predicted else "",
-            "" if difference is None else f"{difference:+.2%}",
-            f"{results['check_gpu']['seconds']:.0f}" if "check_gpu" in results else "",
+            verdict(results.get("check")),
+            _mib(checked.get("device_used_bytes"), 0),
+            _mib(checked.get("reserved_bytes"), 0),
+            _mib(checked.get("tensor_bytes"), 2),
+            _mib(measured.get("tensor_bytes"), 2),
+            f"{results['check']['processor_seconds']:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    if differences:
-        near = sum(each <= 0.01 for each in differences)
-        lines += ["", f"{near} of {len(differences)} within 1 %; median {statistics.median(differences):.2%}."]
     return "\n".join(lines) + "\n"
 
 
-def devices_table(work: Path) -> str:
-    """What is live at the peak on the fake GPU against the measured CPU, of scripts in fp32 whose kernels are alike."""
-    parts = ("parameters", "gradients", "optimizer", "activations", "other")
-    lines = [
-        f"| script | measured on the CPU | predicted for {GPU} | peak in | {' | '.join(parts)} |",
-        f"| --- | --- | --- | --- | {' | '.join(['---'] * len(parts))} |",
-    ]
-    for name in ALIKE:
-        files = [work / "results" / f"{name}.{does}.json" for does in ("measure", "check_gpu")]
-        if not all(file.exists() for file in files):
-            continue
-        measured, predicted = (json.loads(file.read_text())["found"] or {} for file in files)
-        predicted = next(iter(predicted.values()), None)
-        if not measured or not predicted:
-            continue
-        phases = dict.fromkeys((measured["peak_phase"], predicted["peak_phase"]))
-        cells = [name, f"{measured['peak_tensor_bytes']:,}", f"{predicted['tensor_bytes']:,}", ", ".join(phases)]
-        cells += [f"{predicted['parts'][part] - measured[f'{part}_bytes']:+,}" for part in parts]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def _mib(size: int | None, digits: int) -> str:
+    return "" if size is None else f"{size / 2**20:,.{digits}f}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--environment", type=Path, required=True)
+    parser.add_argument("--before", default="", help="a command that starts each of the runs, as nice does")
     parser.add_argument("--only", default="")
     parser.add_argument("--do", default=",".join(DOES))
     parser.add_argument("--table", type=Path)
@@ -188,11 +159,11 @@ def main() -> int:
         for does in asked.do.split(","):
             if only and case.name not in only or not does:
                 continue
-            result = run(case, does, asked.checkouts.resolve(), asked.work.resolve())
+            result = run(case, does, asked)
             (asked.work / "results" / f"{case.name}.{does}.json").write_text(json.dumps(result))
             last = (result["said"].strip().splitlines() or [""])[-1]
             print(f"{case.name} {does}: {result['code']} in {result['seconds']:.0f} s {last[:200]}", flush=True)
-    made = f"{table(asked.work)}\n{devices_table(asked.work)}"
+    made = table(asked.work)
     print(made)
     if asked.table:
         asked.table.write_text(made)
