@@ -117,6 +117,16 @@ while done < 5:
 """
 )
 
+TWO_CARDS = """
+first = nn.Linear(2048, 2048).to("cuda:0")
+others = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4))).to("cuda:1")
+optimizer = torch.optim.AdamW([*first.parameters(), *others.parameters()])
+for _ in range(5):
+    others(first(torch.randn(64, 2048, device="cuda:0")).to("cuda:1")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 TOO_LARGE = (
     HEAD
     + """

@@ -118,6 +118,37 @@ def test_a_script_that_catches_out_of_memory_goes_on_with_less(checked):
     assert "ran out of memory" in notes(found)
 
 
+def test_a_probe_that_runs_out_of_memory_changes_little(checked):
+    probe = "try:\n    torch.empty(2**40, device='cuda')\nexcept torch.OutOfMemoryError:\n    pass\n"
+    plain = checked(scripts.LLAMA + "train(llama().cuda())")
+    probing = checked(scripts.LLAMA + probe + "train(llama().cuda())")
+    (plain_estimate,), (estimate,) = plain.estimates.values(), probing.estimates.values()
+    assert estimate.tensor_bytes == plain_estimate.tensor_bytes
+    assert estimate.allocated_bytes <= estimate.reserved_bytes <= plain_estimate.reserved_bytes
+    assert estimate.reserved_bytes >= 0.9 * plain_estimate.reserved_bytes
+    assert "ran out of memory once" in notes(probing)
+
+
+CHOOSES_ITS_CARD = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'\n" + scripts.LLAMA + "train(llama().cuda())"
+
+
+def test_a_card_that_the_script_chooses_is_there_if_the_machine_has_it(checked):
+    alone = checked(CHOOSES_ITS_CARD)
+    assert 'CUDA_VISIBLE_DEVICES to "1", and the machine has one card' in alone.why
+    of_two = checked(CHOOSES_ITS_CARD, launcher=["CUDA_VISIBLE_DEVICES=0,1", sys.executable])
+    assert of_two.estimates, of_two.why
+
+
+@pytest.mark.slow
+def test_the_figures_of_several_cards_are_those_of_the_fullest(checked):
+    text = scripts.HEAD + scripts.TWO_CARDS
+    found = checked(text, launcher=["CUDA_VISIBLE_DEVICES=0,1", sys.executable])
+    (estimate,) = found.estimates.values()
+    assert estimate.parts["parameters"] == 4 * (2048 * 2048 + 2048) * 4
+    assert estimate.tensor_bytes <= estimate.allocated_bytes
+    assert "the figures are those of number 1" in notes(found)
+
+
 def test_what_does_not_fit_says_how_much_is_missing(checked):
     found = checked(scripts.TOO_LARGE)
     (estimate,) = found.estimates.values()

@@ -1,17 +1,20 @@
 """What is put into the process of a script, piece by piece, without a device: numbers, branches, rows, the host."""
 
 import ast
+import builtins
+import importlib
 import math
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
 INSIDE = Path(__file__).parents[2] / "recipes" / "legroom" / "script_check" / "inside"
 sys.path.insert(0, str(INSIDE))
 
-from legroom_inside import branches, numbers, rows
+from legroom_inside import arrays, branches, numbers, plain, rows
 from legroom_inside.hollow import LARGE, Hollow
 from legroom_inside.values import tensors_of
 
@@ -31,7 +34,12 @@ def test_the_code_for_other_environments_is_python_3_9():
 
 def test_it_imports_nothing_but_torch_and_the_standard_library():
     allowed = {"torch", "legroom_inside", *sys.stdlib_module_names}
-    optional = {"transformers", "bitsandbytes", "huggingface_hub"}  # inside functions, where the script has them
+    optional = {
+        "transformers",
+        "bitsandbytes",
+        "huggingface_hub",
+        "numpy",
+    }  # inside functions, where the script has them
     for file in INSIDE.rglob("*.py"):
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
@@ -41,7 +49,8 @@ def test_it_imports_nothing_but_torch_and_the_standard_library():
             at_the_top = node in tree.body
             for name in names:
                 package = name.partition(".")[0]
-                assert package in allowed or (package in optional and not at_the_top), f"{file}: {name}"
+                needs_it = file.name == "unknown_array.py" and package == "numpy"  # imported where numpy is there
+                assert package in allowed or needs_it or (package in optional and not at_the_top), f"{file}: {name}"
 
 
 # --- numbers that nobody computed ---------------------------------------------------------------------
@@ -99,6 +108,90 @@ def test_a_loop_that_a_number_would_end_is_refused(notes):
     with pytest.raises(numbers.Unfollowed, match="a loop that this number would end"):
         while not loss < 1:
             pass
+
+
+# --- what Python and numpy make of them ---------------------------------------------------------------
+
+
+@pytest.fixture
+def script_module(tmp_path, monkeypatch):
+    """script_module(code): a module of the script, in which `loss` is unknown."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = plain.Plain(lambda value: isinstance(value, torch.Tensor) and value.numel() == 1)
+    made.install()
+    monkeypatch.setattr(builtins, "loss", torch.ones(()), raising=False)
+
+    def loaded(code):
+        (tmp_path / "part_of_a_script.py").write_text(code)
+        module = importlib.import_module("part_of_a_script")
+        del sys.modules["part_of_a_script"]
+        return module
+
+    yield loaded
+    made.withdraw()
+
+
+@pytest.mark.parametrize("code", ["float(loss)", "math.exp(loss)", "math.sqrt(float(loss))", "0.9 * 2.0 + float(loss)"])
+def test_what_a_script_calculates_of_an_unknown_number_decides_with_a_note(notes, script_module, code):
+    module = script_module(f"import math\nvalue = {code}\nif value > 2:\n    print('more')\n")
+    assert isinstance(module.value, numbers.UnknownFloat)
+    assert "part_of_a_script.py:3 decides by a number that nobody computed" in notes[0]
+
+
+def test_float_is_still_a_type(script_module):
+    module = script_module(
+        "rate: float = float('1e-3')\nkinds = [isinstance(rate, float), float in (int, float), {float: 1}[float]]\n"
+    )
+    assert module.rate == 1e-3
+    assert type(module.rate) is float
+    assert module.kinds == [True, True, 1]
+    assert module.__annotations__["rate"] == float  # noqa: E721 - as libraries compare it
+
+
+def test_functions_of_math_are_compiled_by_torchscript(script_module):
+    module = script_module(
+        "import math\nimport torch\n@torch.jit.script\ndef scaled(x, d: float):\n    return x * math.sqrt(d)\n"
+    )
+    assert module.scaled(torch.ones(()), 4.0) == 2
+
+
+UNKNOWN = numbers.unknown_float()
+
+
+@pytest.mark.parametrize(
+    "calculate",
+    [
+        lambda array: array.mean() > 0.5,
+        lambda array: (array > 0.5).all(),
+        lambda array: numpy.exp(array).sum() < numpy.float64(3),
+        lambda array: array[0] > 3,
+        lambda array: array.tolist()[0] > 3,
+        lambda array: max(array) > 3,
+        lambda array: numpy.mean([UNKNOWN, UNKNOWN]) > 3,
+        lambda array: numpy.float64(2) * UNKNOWN > 3,
+        lambda array: numpy.array([1.0, UNKNOWN])[1] > 3,
+    ],
+)
+def test_what_numpy_calculates_of_unknown_numbers_decides_with_a_note(notes, monkeypatch, calculate):
+    for name in arrays.OF_LISTS:
+        monkeypatch.setattr(numpy, name, getattr(numpy, name))
+    arrays.install(numpy)
+    assert not calculate(arrays.unknown(numpy.ones(4)))
+    assert "decides by a number that nobody computed" in notes[-1]
+
+
+def test_elements_chosen_by_an_unknown_mask_are_all(notes):
+    array = arrays.unknown(numpy.ones((4, 3)))
+    assert array[array > 0.5].shape == (12,)
+    assert len(numpy.where(array > 0.5)[0]) == 12
+    assert len(notes) == 2
+
+
+def test_numbers_beside_unknown_ones_stay_as_they_are():
+    array = arrays.unknown(numpy.ones(4))
+    assert type(numpy.ones(4).mean()) is numpy.float64
+    assert numpy.asarray([1.0, 2.0]).tolist() == [1.0, 2.0]
+    assert array.shape == (4,)
 
 
 # --- what a line needs --------------------------------------------------------------------------------
@@ -230,6 +323,40 @@ def test_whole_numbers_and_small_tensors_of_the_host_are_computed():
     hollow, aten = Hollow(), torch.ops.aten
     assert run_on_host(hollow, aten.add.Tensor, torch.arange(2 * LARGE), 1) == (False, None)
     assert run_on_host(hollow, aten.normal_.default, torch.empty(16)) == (False, None)
+
+
+def test_what_is_written_into_a_mask_by_numbers_that_nobody_computed_is_unknown():
+    hollow, aten = Hollow(), torch.ops.aten
+    scores = torch.rand(64)
+    hollow.add(scores)
+    _, is_large = run_on_host(hollow, aten.gt.Scalar, scores, 0.5)
+    for func, arguments in [
+        (aten.copy_.default, (is_large,)),
+        (aten.logical_and_.default, (is_large,)),
+        (aten.index_put_.default, ([torch.arange(64)], is_large)),
+        (aten.masked_fill_.Scalar, (is_large, True)),
+    ]:
+        mask = torch.zeros(64, dtype=torch.bool)
+        assert run_on_host(hollow, func, mask, *arguments) == (True, mask)
+        assert hollow.holds(mask), func
+
+
+def test_what_is_written_in_several_tensors_at_once_is_unknown():
+    hollow, aten = Hollow(), torch.ops.aten
+    weights, changes = [torch.zeros(64)], [torch.zeros(64)]
+    hollow.add(changes[0])
+    assert run_on_host(hollow, aten._foreach_add_.List, weights, changes) == (True, None)
+    assert hollow.holds(weights[0])
+
+
+def test_known_numbers_that_are_written_over_all_of_a_mask_are_computed():
+    hollow, aten = Hollow(), torch.ops.aten
+    mask = torch.zeros(64, dtype=torch.bool)
+    hollow.add(mask)
+    assert run_on_host(hollow, aten.fill_.Scalar, mask[:32], True) == (False, None)
+    assert hollow.holds(mask)  # half of it is as unknown as before
+    assert run_on_host(hollow, aten.fill_.Scalar, mask, True) == (False, None)
+    assert not hollow.holds(mask)
 
 
 def test_a_copy_to_the_device_is_left_to_torch():

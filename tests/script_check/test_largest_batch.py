@@ -92,6 +92,15 @@ def test_it_is_printed_as_what_to_type(asked):
     assert asked(segments, budget=2000 * MIB)[-1] == 14
 
 
+@pytest.mark.parametrize("flag", ["batch-size", "--batch-size", "batch_size", "--batch_size"])
+@pytest.mark.parametrize("seen", [True, False], ids=["argparse", "another parser"])
+def test_the_batch_is_named_with_dashes_or_underscores(asked, flag, seen):
+    own = {"batch_size": {"flag": "--batch-size", "value": 6, "alone": False}} if seen else {}
+    found, *_ = asked(segments, flag=flag, facts={"typed": own})
+    wanted = "--batch-size" if seen else f"--{flag.lstrip('-')}"
+    assert found.fits.typed == f"{wanted} 127"
+
+
 def test_where_the_data_has_no_more_rows_or_the_argument_is_not_read(asked):
     found, *_ = asked(lambda batch: 1000 + 70 * batch if batch < 40 else None)
     assert found.fits.typed.endswith(" 39") and "it ended" in check_levers.batch_text(found)

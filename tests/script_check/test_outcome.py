@@ -1,7 +1,9 @@
 """How a script ended, and whose ranks are followed: without a run of it."""
 
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +31,49 @@ def said(folder, *messages):
     for message in messages:
         run.handle({"kind": "end", "line": "", "error": "", **message})
     return run.result
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (40, "signal 40")])
+def test_a_script_that_a_signal_has_ended_is_said_to_be(number, name):
+    code = f"import os; os.kill(os.getpid(), {number})"
+    environment = SimpleNamespace(python=sys.executable, cuda_major=13)
+    program = command.Program(command.COMMAND, sys.executable, ["-c", code])
+    outcome = process.run(program, environment, os.environ, process.Asked(sandboxed=False))  # type: ignore[arg-type]
+    assert (outcome.status, outcome.error) == (process.KILLED, f"it was ended by {name}")
+
+
+def test_figures_that_cannot_be_read_are_passed_over(tmp_path):
+    (tmp_path / "messages.jsonl").write_text(
+        '{"kind": "found", "file": "gone.json"}\n{"kind": "note", "text": "later"}\n'
+    )
+    run = process.Run(PROGRAM, None, {}, process.Asked(), tmp_path, lambda _: None)  # type: ignore[arg-type]
+    run.read_messages()
+    assert run.result.notes == ["later"]
+
+
+def test_several_ranks_are_not_measured(tmp_path):
+    """accelerate launch starts as many as there are GPUs, which the command line does not say."""
+    environment = SimpleNamespace(python=sys.executable, cuda_major=13)
+    code = "import os, subprocess, sys; os.environ.update(RANK='1', WORLD_SIZE='2')"
+    code += "; sys.exit(subprocess.call([sys.executable, '-c', '']))"
+    program = command.Program(command.COMMAND, sys.executable, ["-c", code])
+    asked = process.Asked(options={"real": True}, sandboxed=False, seconds=60)
+    outcome = process.run(program, environment, os.environ, asked)  # type: ignore[arg-type]
+    assert outcome.status == process.REFUSED
+    assert "2 ranks are not measured" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("environment", "cards"),
+    [
+        ({}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 1),
+    ],
+)
+def test_the_cards_that_the_command_line_names_are_counted(environment, cards):
+    assert device.typed_cards(environment) == cards
 
 
 @pytest.mark.parametrize("status", [process.FAILED, process.REFUSED])

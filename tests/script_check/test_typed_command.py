@@ -1,5 +1,7 @@
 """What stands behind `legroom check` and `legroom measure`, as a program."""
 
+import contextlib
+import json
 import os
 import socket
 
@@ -183,6 +185,21 @@ def test_a_size_without_a_unit_that_is_known_is_refused(capsys):
     with pytest.raises(SystemExit):
         check.main(["--budget", "24 TB", "train.py"])
     assert "24GiB, 24GB or 900MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpu", "t4_16gb,l4_24gb", "--try"], "--try: name one GPU"),
+        (["--gpu", "none"], "gpu='none' is not known"),
+        (["--gpu", "t4_16gb", "--margin", "2"], "--margin 2"),
+        (["--gpu", "t4_16gb", "--budget", "many"], "write a size as 24GiB"),
+    ],
+)
+def test_a_refusal_is_json_where_json_is_asked_for(capsys, options, said):
+    with contextlib.suppress(SystemExit):
+        check.main([*options, "--json", "--", "train.py"])
+    assert said in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_the_flags_of_the_interpreter_are_kept():

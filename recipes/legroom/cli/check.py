@@ -14,12 +14,13 @@ Exit code 0 when it fits or is tight, 3 when it does not fit (or is above --budg
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import os
 import re
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from legroom import invocation, units
 from legroom.cli import check_levers, console
@@ -40,19 +41,33 @@ def main(argv: list[str]) -> int:
     try:
         return _checked(asked, argv[: len(argv) - len(asked.program)])
     except (Refusal, OSError) as error:
-        return refused(error)
+        return refused(error, asked.json)
 
 
-def refused(error: Exception) -> int:
-    """Print why there is no answer, behind the end of what the script printed. Returns the exit code."""
+def refused(error: Exception, as_json: bool = False, figures: dict[str, Any] | None = None) -> int:
+    """Print why there is no answer, behind the end of what the script printed. Returns the exit code. figures: what is
+    known in spite of it, for a program that reads it."""
     clear_progress()
     if isinstance(error, check.NotFollowed):
         print(tail_of(error.outcome), end="", file=sys.stderr)
     print(f"refused: {error}", file=sys.stderr)
+    if as_json:
+        console.say(json.dumps({**(figures or {}), "error": str(error)}, indent=1))
     return REFUSED
 
 
-def parser_of(name: str, doc: str | None, usage: str) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with an argument as JSON, too, where that is asked for."""
+
+    as_json = False
+
+    def error(self, message: str) -> NoReturn:
+        if self.as_json:
+            console.say(json.dumps({"error": message}, indent=1))
+        super().error(message)
+
+
+def parser_of(name: str, doc: str | None, usage: str) -> Parser:
     """What `check` and `measure` have in common.
 
     doc: the command's module says what it is in the first line, and then what --help ends with.
@@ -60,7 +75,7 @@ def parser_of(name: str, doc: str | None, usage: str) -> argparse.ArgumentParser
     typed, formatter = invocation.command(name), argparse.RawDescriptionHelpFormatter
     what, _, examples = (doc or "").partition("\n")
     texts = (f"{typed} {usage} [--] SCRIPT [its arguments]", what.partition(": ")[2], examples.format(typed))
-    parser = argparse.ArgumentParser(typed, *texts, formatter_class=formatter, allow_abbrev=False)
+    parser = Parser(typed, *texts, formatter_class=formatter, allow_abbrev=False)
     add = parser.add_argument
     add(
         "--seconds",
@@ -74,14 +89,15 @@ def parser_of(name: str, doc: str | None, usage: str) -> argparse.ArgumentParser
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+def parsed(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """What was typed. `-m module` without python in front of it is a program, too."""
+    parser.as_json = "--json" in itertools.takewhile(lambda word: word != "--", argv)
     asked = parser.parse_args(argv)
     asked.program = ["-m", *asked.module] * bool(asked.module) or asked.program
     return asked
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = parser_of("check", __doc__, "[--gpu GPU[,GPU]] [options]")
     add = parser.add_argument
     add("--gpu", default="auto", help="an option of conf/gpu, several with commas; auto is the installed one")
@@ -146,17 +162,20 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
     runs = check.followed(program, gpus, settings, progress)
     clear_progress()
     estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
-    found = {name: _plain(estimates[name]) for name in names if name in estimates}
+    found: dict[str, Any] = {name: _plain(estimates[name]) for name in names if name in estimates}
     if not asked.json:
         _print(estimates, names, runs)
     for run in runs:
         if run.why:
             print(tail_of(run.outcome) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
+            found |= {name: {"error": _shorter(run.why)} for name in run.gpus if name not in estimates}
     records = {name: check_record.record_of(run, name, options) for run in runs for name in run.gpus}
     said = []
     try:
         if not any(run.why for run in runs):
             said = _beside(asked, dataclasses.replace(settings, page=False), runs, found, records, progress)
+    except Refusal as error:
+        return refused(error, asked.json, found)
     finally:
         clear_progress()
         if asked.into is not None:

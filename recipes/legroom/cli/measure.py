@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         if not asked.no_prediction and done.found["device"] == "cuda":
             done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, network=asked.network))
     except (Refusal, OSError) as error:
-        return refused(error)
+        return refused(error, asked.json)
     clear_progress()
     console.say(json.dumps(done.found | {"predicted": done.predicted}) if asked.json else text_of(done, program))
     if asked.share is not None:

@@ -107,6 +107,7 @@ def followed(
     """Run a program on each GPU. Returns what came of each. Raises Refusal where its environment or its ranks cannot be
     used."""
     own = {name: value for name, value in program.environment.items() if name != device.VISIBLE}
+    cards = device.typed_cards(program.environment)
     program = dataclasses.replace(program, environment=own)
     _check_ranks(program, settings)
     if settings.ranks is not None:
@@ -114,7 +115,8 @@ def followed(
         environment = own | command.rank_environment(settings.ranks, local, settings.rank)
         program = dataclasses.replace(program, ranks=settings.ranks, local_ranks=local, environment=environment)
     environment = process.environment_for(program, settings.cuda_build)
-    return [_one(program, environment, name, gpu, settings, on_message) for name, gpu in gpus.items()]
+    cards = min(max(cards, program.local_ranks or 1), device.MOST_CARDS)
+    return [_one(program, environment, name, gpu, settings, cards, on_message) for name, gpu in gpus.items()]
 
 
 def _check_ranks(program: Program, settings: Settings) -> None:
@@ -132,9 +134,15 @@ def _check_ranks(program: Program, settings: Settings) -> None:
 
 
 def _one(
-    program: Program, environment: Environment, name: str, gpu: Gpu, settings: Settings, on_message: Callable
+    program: Program,
+    environment: Environment,
+    name: str,
+    gpu: Gpu,
+    settings: Settings,
+    cards: int,
+    on_message: Callable,
 ) -> Checked:
-    """What a program comes to on one GPU."""
+    """What a program comes to on one GPU. cards: of it in the machine."""
     ranks = program.ranks or 1
     options: dict[str, Any] = {"strict": settings.strict, "longest": settings.longest}
     if settings.changes is not None:
@@ -143,7 +151,6 @@ def _one(
     asked = process.Asked(steps, options, settings.seconds, settings.memory_bytes, settings.network)
     cuda_major = cuda_build.cuda_major(environment)
     assert cuda_major is not None, "environment_for has seen to it"
-    cards = min(program.local_ranks or 1, device.MOST_CARDS)
 
     def run(memory_bytes: int, yes: Sequence[str]) -> process.Outcome:
         variables = device.variables(gpu, cuda_major, cards, memory_bytes, os.environ)
@@ -170,6 +177,8 @@ def _one(
     made = Checked(program, outcome, gpus={name: gpu})
     if outcome.found is None:
         made.why = why_not(outcome, steps)
+        if outcome.hidden_by is not None:
+            made.why += f" {no_card_left(outcome.hidden_by, cards)}"
         return made
     made.facts = outcome.found.get("facts", {})
     from legroom.script_check import recording, verdict  # imports torch
@@ -177,6 +186,8 @@ def _one(
     seen = recording.read(outcome.found)
     if not seen.log.events:
         made.why = "nothing of the step is on the GPU: the script does not move its model there."
+        if outcome.hidden_by is not None:
+            made.why = f"nothing of the step is on a GPU. {no_card_left(outcome.hidden_by, cards)}"
         return made
     try:
         made.estimates[name] = verdict.judge(seen, gpu, settings.margin, ranks, ran_out)
@@ -186,6 +197,15 @@ def _one(
     if settings.page:
         made.steps[name] = verdict.page(seen, gpu, ranks)
     return made
+
+
+def no_card_left(hidden_by: str, cards: int) -> str:
+    """What is said of a script that has hidden all cards from itself. hidden_by: its CUDA_VISIBLE_DEVICES."""
+    there = "one card, number 0" if cards == 1 else f"{cards} cards, numbers 0 to {cards - 1}"
+    return (
+        f'The script sets {device.VISIBLE} to "{hidden_by}", and the machine has {there}. For one with more, name them '
+        f"in front of the command: {device.VISIBLE}=0,1,2 python train.py"
+    )
 
 
 def last_decided(outcome: process.Outcome, answered: Sequence[str]) -> str | None:

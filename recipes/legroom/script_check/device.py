@@ -11,6 +11,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 MORE_THAN_ANY_BYTES = 2**44  # a device on which nothing runs out: how much would have been needed
 
 
+def typed_cards(environment: Mapping[str, str]) -> int:
+    """How many cards the command line names by CUDA_VISIBLE_DEVICES; 1 where it names none."""
+    return max(1, len([card for card in environment.get(VISIBLE, "").split(",") if card.strip()]))
+
+
 def variables(gpu: Gpu, cuda_major: int, cards: int, memory_bytes: int, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that is to find `cards` of these GPUs, with so much memory each. base: what else is
     in it. Raises Refusal where the device cannot be built."""

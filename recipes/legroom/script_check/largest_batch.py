@@ -44,16 +44,33 @@ def _batch_of(facts: Mapping[str, Any], flag: str | None) -> tuple[Callable[[int
     values, typed = facts.get("arguments") or {}, facts.get("typed") or {}
     if flag is None and not values:
         raise Refusal("--largest-batch: there are no TrainingArguments. Name the argument: --batch-flag batch_size")
-    now = values[BATCH] if flag is None else typed.get(flag, {}).get("value")
+    argument = None if flag is None else _argument_of(typed, flag)
+    now = values[BATCH] if flag is None else (argument or {}).get("value")
 
     def lever(size: int) -> Lever:
         if flag is None:
             return Found(facts).of_arguments(values, "batch", False, **{BATCH: size})[0]
-        text = typed.get(flag, {"flag": flag})["flag"]
+        text = argument["flag"] if argument is not None else _as_typed(flag)
         argv = (f"{text}{size}",) if text.endswith("=") else (text, str(size))
         return Lever("batch", shlex.join(argv), argv=argv)
 
     return lever, now if isinstance(now, int) and now > 0 else None
+
+
+def _argument_of(typed: Mapping[str, Any], flag: str) -> Mapping[str, Any] | None:
+    """The script's argument that a person names: by its flag or its name, with dashes or underscores; None: its parser
+    was not seen to have it."""
+    name = flag.lstrip("-").rstrip("=").replace("-", "_")
+    for key, argument in typed.items():
+        if name in (key, argument["flag"].lstrip("-").replace("-", "_")):
+            return None if flag.endswith("=") else argument
+    return None
+
+
+def _as_typed(flag: str) -> str:
+    """A flag that no parser was seen to have, as it stands in front of a number: --batch-size, or batch_size= as it
+    is."""
+    return flag if flag.startswith("-") or flag.endswith("=") else f"--{flag}"
 
 
 def _largest(trial: Callable[[int], Trial], size: int) -> Largest:

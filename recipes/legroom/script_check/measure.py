@@ -117,7 +117,7 @@ def _figures(found: dict[str, Any]) -> dict[str, Any]:
     ends = found["ends"][COUNTED:]
     seconds = [after - before for before, after in zip(ends, ends[1:])]
     on_gpu = found["device_type"] == "cuda"
-    peaks = found["phases"][-1]
+    peaks = found["phases"][-1] if on_gpu else {}
     figures: dict[str, Any] = {
         "device": found["device_type"],
         "device_name": found["device_name"],

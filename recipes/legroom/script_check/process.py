@@ -57,7 +57,8 @@ class Outcome:
     status: one of the names above. found: what was recorded; None where the program did not come so far. error and
     line: what went wrong and where in the script (file:line). exit_code: the script's own, if it ended by itself.
     steps, reached: optimizer steps, and the line of the script that took the last. notes: what was assumed, a line
-    each. output: the end of what the script printed. protection: what kept its writes from the outside.
+    each. output: the end of what the script printed. protection: what kept its writes from the outside. hidden_by: the
+    value of CUDA_VISIBLE_DEVICES with which the script has hidden all cards from itself.
     """
 
     status: str = KILLED
@@ -71,6 +72,7 @@ class Outcome:
     output: str = ""
     seconds: float = 0.0
     protection: str = ""
+    hidden_by: str | None = None
 
     @property
     def by_us(self) -> bool:
@@ -174,7 +176,7 @@ class Run:
         looked = start
         while True:
             code = process.poll()
-            self._read_messages()
+            self.read_messages()
             if self.result.found is not None or code is not None:
                 return
             now = time.monotonic()
@@ -191,7 +193,8 @@ class Run:
                     return
             time.sleep(POLL_SECONDS)
 
-    def _read_messages(self) -> None:
+    def read_messages(self) -> None:
+        """Take in what the processes of the program have said since."""
         path = self.folder / "messages.jsonl"
         if not path.exists():
             return
@@ -201,7 +204,7 @@ class Run:
         whole = data[: data.rfind(b"\n") + 1]
         self.read += len(whole)
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a script may write there, too
+            with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # a script may write there, too
                 self.handle(json.loads(line))
 
     def handle(self, message: dict[str, Any]) -> None:
@@ -214,7 +217,8 @@ class Run:
                 return
             self.result.notes.append(message["text"])
         elif kind == "found":
-            self.result.found = json.loads((self.folder / message["file"]).read_text())
+            figures = json.loads((self.folder / message["file"]).read_text())
+            self.result.found, self.result.hidden_by = figures, figures.get("hidden_by")
             self.result.status = STOPPED
             return
         elif kind == "end":
@@ -224,6 +228,7 @@ class Run:
             if not self.ended or message["status"] == FAILED:
                 self.result.status = message["status"]
                 self.result.error, self.result.line = message.get("error", ""), message.get("line", "")
+                self.result.hidden_by = message.get("hidden_by")
             self.ended = True
             return
         self.on_message(message)
@@ -234,12 +239,20 @@ class Run:
             return result
         if code < 0:
             result.status = KILLED
-            result.error = result.error or f"it was ended by {signal.Signals(-code).name}"
+            result.error = result.error or f"it was ended by {_name_of_signal(-code)}"
         else:
             result.exit_code = code
             if not self.ended:
                 result.status = FAILED if code else ENDED
         return result
+
+
+def _name_of_signal(number: int) -> str:
+    """SIGKILL and its like; of a real-time signal, most of which have no name, its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _memory_of(process_id: int) -> int:

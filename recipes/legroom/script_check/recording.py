@@ -20,6 +20,7 @@ from legroom.units import PARTS
 OPERATION = type(torch.ops.aten.add.Tensor)  # what torch calls an operation with its overload
 DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 COPIES_TO_OTHERS = ("_to_copy", "copy_", "_copy_from")
+UNSEEN = "kernels that no operation of torch shows"
 
 
 @dataclass
@@ -54,6 +55,12 @@ class Recording:
         return parts
 
     @property
+    def unseen_kernels(self) -> int:
+        """How many kernels of the step were started by no operation of torch: by compiled code, or by the script."""
+        launches = self.found.get("launches")
+        return 0 if launches is None else max(0, launches["all"] - launches["seen"])
+
+    @property
     def peak_phase(self) -> str | None:
         if not self.log.events:
             return None
@@ -77,6 +84,7 @@ def read(found: dict[str, Any]) -> Recording:
             trained.trained_in_fp32 += elements
     made = Recording(log, _Origins(origins), Tally(), trained, found)
     _count_operations(made)
+    _count_unseen_kernels(made)
     return made
 
 
@@ -118,6 +126,18 @@ def _count_operations(made: Recording) -> None:
             except (AssertionError, TypeError, ValueError, AttributeError, IndexError):
                 flops = None
     made.model_flops = flops or None
+
+
+def _count_unseen_kernels(made: Recording) -> None:
+    """Enter the launches of kernels whose work is not known. A replay of a CUDA graph is one call of the host, however
+    many kernels it has."""
+    unseen = made.unseen_kernels
+    if unseen == 0:
+        return
+    made.tally.put(Operation(UNSEEN, ops.ELEMENTWISE), "forward", unseen)
+    replays = made.found["launches"]["graphs"]
+    if replays:
+        made.tally.calls["forward"] -= unseen - min(unseen, replays)
 
 
 def _operation(name: str) -> Any:

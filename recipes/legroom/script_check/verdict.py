@@ -21,6 +21,8 @@ from legroom.records.record import DOES_NOT_FIT, TIGHT, verdict_of
 from legroom.script_check.recording import Recording
 from legroom.units import MIB
 
+NOTICED_KERNELS = 0.05  # of those of a step; fewer that no operation shows are torch's own
+
 
 def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -> StepEstimate:
     """The figures of a recorded script on a GPU.
@@ -30,14 +32,11 @@ def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -
 
     Raises Refusal where the GPU lacks a dtype that the step computes in.
     """
-    phases = made.found["phases"]
     nccl_bytes = gpu.nccl_bytes * (ranks > 1)
     usable = gpu_room.usable_bytes(gpu, nccl_bytes, None)
-    reserved = max(each["reserved"] for each in phases)
-    if phases[-1]["ooms"] and not ran_out:  # the script has met the limit and gone on with less: what is left is cache
-        taken = reserved = phases[-1]["allocated"]
-    else:  # bitsandbytes and others also allocate past torch
-        taken = max(made.found["device"]["peak_bytes"], reserved)
+    needed = _needed_phases(made.found["phases"])
+    reserved = max(each["reserved"] for each in needed)
+    taken = _taken(made, reserved)
     left = usable - taken
     if ran_out and left >= 0:
         left = -1  # fragments: each block would fit, and not all of them beside each other
@@ -57,7 +56,7 @@ def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -
         device_used_bytes=context_bytes + nccl_bytes + taken,
         context_bytes=context_bytes,
         reserved_bytes=reserved,
-        allocated_bytes=max(each["allocated"] for each in phases),
+        allocated_bytes=max(each["allocated"] for each in needed),
         tensor_bytes=sum(parts.values()),
         parts=parts,
         peak_phase=made.peak_phase,
@@ -73,6 +72,23 @@ def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -
         notes=(*_notes(made, gpu, judged.verdict, nccl_bytes), *speed.notes),
         _trace=None,
     )
+
+
+def _needed_phases(phases: list[dict[str, int]]) -> list[dict[str, int]]:
+    """The phases whose peaks the script needs: those in which the device has not run out of memory. In the others it
+    has tried more than it went on with."""
+    before = [0, *(each["ooms"] for each in phases)]
+    calm = [each for each, ooms in zip(phases, before) if each["ooms"] == ooms]
+    return calm or phases[-1:]
+
+
+def _taken(made: Recording, reserved: int) -> int:
+    """The bytes that all of the process has taken on the device, of which torch has `reserved`. bitsandbytes and others
+    allocate past torch, too."""
+    last, counted = made.found["phases"][-1], made.found["device"]
+    if last["ooms"]:  # the device's own peak is that of the attempt which failed
+        return reserved + max(0, counted["used_bytes"] - last["reserved_now"])
+    return max(counted["peak_bytes"], reserved)
 
 
 def page(made: Recording, gpu: Gpu, ranks: int) -> dict[str, Any]:
@@ -124,7 +140,7 @@ def _notes(made: Recording, gpu: Gpu, verdict: str | None, nccl_bytes: int) -> l
         notes.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
     if nccl_bytes:
         notes.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
-    phases = made.found["phases"]
+    phases = _needed_phases(made.found["phases"])
     first, last = phases[0], phases[-1]
     if first["reserved"] > last["reserved"] and verdict != DOES_NOT_FIT:
         more = units.size(first["reserved"] - last["reserved"])
@@ -133,7 +149,18 @@ def _notes(made: Recording, gpu: Gpu, verdict: str | None, nccl_bytes: int) -> l
     if caught:
         times = "once" if caught == 1 else f"{caught} times"
         notes.append(
-            f"the script ran out of memory {times}, and went on with less: the figures are those of what fits."
+            f"the script ran out of memory {times}, and went on: the figures are those of what it goes on with."
+        )
+    if made.found["cards_used"] > 1:
+        notes.append(
+            f"the script uses {made.found['cards_used']} cards: the figures are those of number {made.found['card']}, "
+            "on which most is reserved; the time is that of all operations, one after the other."
+        )
+    unseen_kernels = made.unseen_kernels
+    if unseen_kernels > NOTICED_KERNELS * made.found["launches"]["all"]:
+        notes.append(
+            f"{unseen_kernels:,} of the {made.found['launches']['all']:,} kernels of a step are started by compiled "
+            "code or by Triton: their launches are in the time, and not their work; it is too short."
         )
     grown = _grown(made)
     if grown > MIB:

@@ -48,6 +48,16 @@ def _wait_as_another_rank():
     signal.pause()
 
 
+def _refuse_ranks():
+    """A real run of several ranks is not measured: the one that is stopped would leave the others waiting."""
+    import legroom_inside
+
+    ranks = os.environ["WORLD_SIZE"]
+    error = f"{ranks} ranks are not measured. Start one, as with --num_processes 1 or --nproc_per_node 1."
+    legroom_inside.Talk(os.environ["LEGROOM_CHECK"]).say(kind="end", status="refused", error=error, line="")
+    os._exit(1)
+
+
 def _run_hidden_sitecustomize(here):
     for folder in sys.path:
         if os.path.abspath(folder or ".") == here:
@@ -59,6 +69,9 @@ def _run_hidden_sitecustomize(here):
 
 
 if "LEGROOM_CHECK" in os.environ:
+    is_real = '"real": true' in os.environ.get("LEGROOM_CHECK_ASKED", "")
+    if is_real and os.environ.get("WORLD_SIZE", "1") != "1":
+        _refuse_ranks()
     if os.environ.get("RANK", "0") != os.environ.get("LEGROOM_CHECK_RANK", "0"):
         _wait_as_another_rank()
     if "torch" in sys.modules:  # a .pth file has imported it

@@ -65,14 +65,15 @@ def begin():
     hook = sys.excepthook
 
     def say_error(error):
-        from legroom_inside import numbers, places
+        from legroom_inside import device, numbers, places
 
         kind = type(error)
         talk.is_over = True
         status = "refused" if issubclass(kind, numbers.Unfollowed) else "failed"
         first = _first_line(error)[:1000]
         text = first if status == "refused" else f"{kind.__name__}: {first}"
-        talk.say(kind="end", status=status, error=text, line=places.line_of_error(error))
+        line, hidden_by = places.line_of_error(error), device.hidden_by()
+        talk.say(kind="end", status=status, error=text, line=line, hidden_by=hidden_by)
 
     def failed(kind, error, trace):
         from legroom_inside import numbers

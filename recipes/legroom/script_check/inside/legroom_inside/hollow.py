@@ -13,11 +13,18 @@ import torch
 from legroom_inside.values import replaced, tensors_of
 
 LARGE = 2**20  # elements of a floating-point tensor that is not computed
+OVERWRITES = ("fill_", "zero_", "copy_")
 FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "new_", "normal", "arange", "linspace", "eye")
 
 
 def _key(tensor):
     return tensor.untyped_storage()._cdata
+
+
+def _fills_its_storage(tensor):
+    """Whether writing all of a tensor writes all of its storage; a large one is not worth being computed."""
+    is_large = tensor.is_floating_point() and tensor.numel() >= LARGE
+    return not is_large and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 class Hollow:
@@ -59,16 +66,39 @@ class Hollow:
         large = any(tensor.is_floating_point() and tensor.numel() >= LARGE for tensor in tensors)
         if not large and not any(self.holds(tensor) for tensor in tensors):
             return False, None
-        aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info]
-        if any(alias.is_write for alias in aliases):
-            target = tensors[0]
-            if not target.is_floating_point() or len(func._schema.returns) != 1:
-                return False, None
-            self.add(target)
-            return True, target
-        if aliases:
+        if any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments):
+            return self._written(func, args, kwargs)
+        if any(argument.alias_info for argument in func._schema.arguments):
             return False, None  # a view
         return self._made(func, args, kwargs, only_floats=False)
+
+    def _written(self, func, args, kwargs):
+        """An operation that writes to tensors. What is written is unknown where a float that is not computed is read or
+        written; whole numbers and truths stay known as long as all that is written to them is."""
+        read, written, result = [], [], []
+        for index, argument in enumerate(func._schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            found = tensors_of((value,))
+            if argument.alias_info and argument.alias_info.is_write:
+                written += found
+                result.append(value)
+            else:
+                read += found
+        is_unknown = any(self.holds(tensor) for tensor in read) or any(
+            tensor.is_floating_point() and (tensor.numel() >= LARGE or self.holds(tensor)) for tensor in written
+        )
+        name = func.__name__.partition(".")[0]
+        if name in OVERWRITES and not any(map(self.holds, read)) and _fills_its_storage(written[0]):
+            self._storages.pop(_key(written[0]), None)
+            return False, None
+        returns = len(func._schema.returns)
+        if not is_unknown or returns not in (0, len(result)):
+            return False, None
+        for tensor in written:
+            self.add(tensor)
+        if returns == 0:
+            return True, None
+        return True, result[0] if returns == 1 else tuple(result)
 
     def _made(self, func, args, kwargs, only_floats):
         """The result by its shape, which torch infers on its meta device, in memory that is not touched."""

@@ -126,7 +126,7 @@ def _not_equal(self, other):
     return True if _is_infinite(other) else DECISIONS.answer()
 
 
-class _Unknown:
+class Unknown:
     """What both kinds share. bound: the upper bound, or None."""
 
     bound = None
@@ -168,18 +168,18 @@ class _Unknown:
 
 
 for _name in BINARY:
-    setattr(_Unknown, f"__{_name}__", _calculating(_name, False))
-    setattr(_Unknown, f"__r{_name}__", _calculating(_name, True))
+    setattr(Unknown, f"__{_name}__", _calculating(_name, False))
+    setattr(Unknown, f"__r{_name}__", _calculating(_name, True))
 
 
-class UnknownFloat(_Unknown, float):
+class UnknownFloat(Unknown, float):
     """A float that nobody computed."""
 
     def is_integer(self):
         return False
 
 
-class UnknownInt(_Unknown, int):
+class UnknownInt(Unknown, int):
     """A whole number that nobody computed. Its value, as torch and C read it, is its upper bound or BEYOND."""
 
     def __index__(self):

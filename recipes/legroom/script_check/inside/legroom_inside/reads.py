@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from legroom_inside import numbers, places
+from legroom_inside import arrays, imports, numbers, places
+from legroom_inside.plain import Plain
 
 CONVERSIONS = ("__float__", "__int__", "__index__", "__bool__")
+ROUNDINGS = {"__ceil__": math.ceil, "__floor__": math.floor, "__trunc__": math.trunc}
 METHODS = ("item", "tolist", "numpy", "__repr__", *CONVERSIONS)
 
 
@@ -46,9 +50,31 @@ class Reads:
         return _nested(tensor.shape, self.number(tensor))
 
     def numpy(self, tensor, *args, **settings):
+        array = self.real["numpy"](tensor, *args, **settings)
         if tensor.device.type == "cpu" and tensor.numel() and self.is_unknown(tensor):
-            self.say(f"{places.line()} reads an array that nobody computed: what it decides by it is not followed.")
-        return self.real["numpy"](tensor, *args, **settings)
+            return arrays.unknown(array)
+        return array
+
+    def from_array(self, from_numpy, array):
+        """`torch.from_numpy`: a tensor of unknown numbers is unknown, too."""
+        tensor = from_numpy(array)
+        if arrays.is_unknown(array):
+            self.recorder.host.add(tensor)
+        return tensor
+
+    def is_unknown_number(self, value):
+        """Whether a value is a tensor or an array of one number that nobody computed."""
+        if torch.compiler.is_compiling():
+            return False
+        if isinstance(value, torch.Tensor):
+            return value.numel() == 1 and self.is_unknown(value)
+        return arrays.is_unknown(value) and value.size == 1
+
+    def rounded(self, function, tensor):
+        """`math.ceil(tensor)` and its kin."""
+        if tensor.numel() == 1 and self.is_unknown(tensor):
+            return function(self.number(tensor))
+        return function(tensor.item())
 
     def represented(self, tensor, **settings):
         if self.is_unknown(tensor):
@@ -62,6 +88,11 @@ class Reads:
         if name == "__bool__":
             return self.decisions.answer()
         if name == "__float__":
+            where = places.asking_line()
+            if where:
+                self.say(
+                    f"{where} makes a plain 1.0 of a number that nobody computed: what it decides is not followed."
+                )
             return 1.0
         if tensor.dtype == torch.bool:
             return int(self.decisions.answer())
@@ -76,14 +107,22 @@ class Reads:
 
 
 def install(recorder, say):
-    """Let torch.Tensor's methods answer for numbers that nobody computed."""
+    """Let torch.Tensor's methods, numpy and `float` answer for numbers that nobody computed. Returns what stands in
+    place of `float` and the functions of `math`."""
     reads = Reads(recorder, say)
+    plain = Plain(reads.is_unknown_number)
+    plain.install()
+    imports.after("numpy", arrays.install)
     torch.Tensor.item = lambda tensor: reads.item(tensor)
     torch.Tensor.tolist = lambda tensor: reads.tolist(tensor)
     torch.Tensor.numpy = lambda tensor, *args, **settings: reads.numpy(tensor, *args, **settings)
     torch.Tensor.__repr__ = lambda tensor, **settings: reads.represented(tensor, **settings)
     for name in CONVERSIONS:
         setattr(torch.Tensor, name, lambda tensor, name=name: reads.converted(name, tensor))
+    for name, function in ROUNDINGS.items():
+        setattr(torch.Tensor, name, lambda tensor, function=function: reads.rounded(function, tensor))
+    from_numpy = torch.from_numpy
+    torch.from_numpy = lambda array: reads.from_array(from_numpy, array)
     for name in ("equal", "allclose"):
         compare = getattr(torch, name)
 
@@ -91,6 +130,7 @@ def install(recorder, say):
             return reads.compared(compare, *args, **settings)
 
         setattr(torch, name, answer)
+    return plain
 
 
 def _nested(shape, number):

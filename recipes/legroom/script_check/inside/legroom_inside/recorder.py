@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom_inside import imports, values
+from legroom_inside import device, imports, values
 from legroom_inside.storages import COPY, FORWARD, PARAMETER, held_tensors
 from legroom_inside.values import aten, tensors_of
 
@@ -29,6 +29,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, log, known, host, decisions, is_real=False):
         super().__init__()
+        self.launches = device.Launches()
         self.is_real = is_real
         self.log, self.known, self.host, self.decisions = log, known, host, decisions
         self.counts_operations = False
@@ -68,7 +69,12 @@ class Recorder(TorchDispatchMode):
         if self.log.phase.current() == FORWARD:
             for tensor in tensors:  # one that is new was made below the mode
                 self.log.record(tensor)
-        result = func(*args, **kwargs)
+        if not self.counts_operations:
+            result = func(*args, **kwargs)
+        else:
+            before = self.launches.total()
+            result = func(*args, **kwargs)
+            self.launches.seen += self.launches.total() - before
         self._note(func, args, kwargs, tensors, result)
         return result
 

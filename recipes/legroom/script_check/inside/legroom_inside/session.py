@@ -33,29 +33,28 @@ class Session:
         self.talk, self.limit = talk, asked.get("steps", 2)
         self.is_real = asked.get("real", False)
         self.keeps_peaks = asked.get("keeps_peaks", False)  # the script reads torch's own
-        self.log = StorageLog("cuda" if torch.cuda.is_available() else "cpu")
+        self.log = StorageLog(device.type_of_real_run() if self.is_real else "cuda")
         host = Hollow()
         known = Values(host, talk.note)
         numbers.DECISIONS = decisions = numbers.Decisions(talk.note, asked.get("yes", ()), asked.get("strict", False))
         self.decisions = decisions
+        self.plain = None
         self.recorder = Recorder(self.log, known, host, decisions, self.is_real)
         self.step_start = 0
         self.phases = []
-        self.counters = None
         self.steps = Steps(self._before_optimizer, self._over)
         self.counted = {}
         self._watch_modules()
         self._watch_resizes()
         self._watch_compilation()
         self._watch_deepspeed()
-        imports.after("triton.runtime.jit", self._watch_triton)
         self.levers = None
         if asked.get("changes") is not None:
             self.levers = levers.Levers(asked["changes"])
             self.levers.install()
         self.ends = []  # seconds at the end of each step of a real run
         if not self.is_real:
-            reads.install(self.recorder, talk.note)
+            self.plain = reads.install(self.recorder, talk.note)
             ranks.install()
             weights.install(talk.note)
         self.rows = None
@@ -108,28 +107,15 @@ class Session:
             is_of_the_script = (args and isinstance(args[0], torch.nn.Module)) or places.asking_line()
             if not is_of_the_script:  # transformers compiles functions as it is imported
                 return compile_(*args, **settings)
-            session.talk.note(
-                f"{places.line()} compiles: what compiled code does is in the memory, not in the time: it is too short."
-            )
             for hook in session._hooks:
                 hook.remove()
             session._hooks = []
+            if session.plain is not None:
+                session.plain.withdraw()
             session.log.modules.clear()
             return compile_(*args, **settings)
 
         torch.compile = compiled
-
-    def _watch_triton(self, module):
-        """Say once that a script starts kernels that no operation of torch shows."""
-        kind, run = module.JITFunction, module.JITFunction.run
-
-        def first_run(kernel, *args, **settings):
-            kind.run = run
-            name = getattr(kernel, "__name__", "one")
-            self.talk.note(f"kernels of Triton run ({name}): their time is left out of the step's, which is too short.")
-            return run(kernel, *args, **settings)
-
-        kind.run = first_run
 
     def _watch_deepspeed(self):
         imports.after("deepspeed.runtime.engine", lambda module: self.steps.of_deepspeed(module.DeepSpeedEngine))
@@ -183,7 +169,7 @@ class Session:
             self._over_for_real(number)
             return
         self._mark(gradients=True)
-        self.phases.append(dict(device.peaks(), step=number))
+        self._note_peaks()
         seconds = time.time() - self.talk.start
         self.talk.say(kind="step", step=number, line=self.steps.line, seconds=seconds)
         if number >= self.limit:
@@ -194,12 +180,14 @@ class Session:
                 self.limit = number + LONGEST_STEPS
             else:
                 self._stop()
+        if self._ran_out():
+            torch.cuda.empty_cache()  # what a failed attempt has left there is not needed by what goes on with less
         if not self.keeps_peaks:
             device.forget_peaks()
         self.recorder.operations.clear()
         self.recorder.counts_operations = True
+        self.recorder.launches.start()
         self.step_start = len(self.log.events)
-        self.counters = device.counters()
 
     def _over_for_real(self, number):
         """The first two steps are counted, and the later ones timed."""
@@ -214,7 +202,7 @@ class Session:
             self.recorder.counts_operations = True
         elif number == COUNTED:
             self._mark(gradients=True)
-            self.phases.append(dict(device.peaks(), step=number))
+            self._note_peaks()
             self.counted_figures = self.found()
             self.recorder.__exit__(None, None, None)
             for hook in self._hooks:
@@ -232,17 +220,29 @@ class Session:
         self.talk.is_over = True
         self.talk.found(dict(self.counted_figures, ends=self.ends, device_name=device.name()))
 
+    def _note_peaks(self):
+        """The peaks of each card in the step that is over."""
+        self.phases.append([device.peaks(card) for card in device.cards()])
+
     def _ran_out(self):
-        """Whether the device had no memory left at some moment of the last step."""
-        before = self.phases[-2]["ooms"] if len(self.phases) > 1 else 0
-        return self.phases[-1]["ooms"] > before
+        """Whether a card had no memory left at some moment of the last step."""
+        last = self.phases[-1]
+        before = self.phases[-2] if len(self.phases) > 1 else []
+        ooms = [sum(peaks["ooms"] for peaks in cards) for cards in (before, last)]
+        return ooms[1] > ooms[0]
+
+    def _fullest_card(self):
+        """The number of the card on which most was reserved."""
+        cards = range(len(self.phases[-1]) if self.phases else 0)
+        return max(cards, key=lambda card: max(_of_card(phase, card, "reserved") for phase in self.phases), default=0)
 
     def _stop(self):
         self.recorder.__exit__(None, None, None)
         self.talk.is_over = True
         found = self.found()
         if self.usual is not None:
-            found["operations"] = self.usual["operations"]  # its time is that of rows as they come
+            for name in ("operations", "launches"):
+                found[name] = self.usual[name]  # its time is that of rows as they come
         self.talk.found(found)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -255,8 +255,10 @@ class Session:
         storages.settle_activations(self.log.events)
         names = self._names()
         modules = names
+        card = self._fullest_card()
+        events = [event for event in self.log.events if event[0].card in (card, None)]
         entries = {}
-        for entry, _, _ in self.log.events:
+        for entry, _, _ in events:
             if entry.number not in entries:
                 module = "" if entry.module is None else modules.get(id(entry.module), type(entry.module).__name__)
                 made_by = entry.name or " ".join(filter(None, (module, entry.operation.partition(".")[0])))
@@ -270,19 +272,20 @@ class Session:
             operations.append([phase, caller, modules.get(module, ""), call, times])
         return {
             "torch": torch.__version__,
-            "events": [[entry.number, sign] for entry, sign, _ in self.log.events],
+            "events": [[entry.number, sign] for entry, sign, _ in events],
             "entries": entries,
-            "step_start": self.step_start,
+            "step_start": sum(event[0].card in (card, None) for event in self.log.events[: self.step_start]),
             "operations": operations,
-            "phases": self.phases,
-            "device": device.counters(),
-            "launches": device.difference(self.counters),
+            "phases": [cards[card] for cards in self.phases if card < len(cards)],
+            "card": card,
+            "cards_used": sum(any(cards[each]["reserved"] for cards in self.phases) for each in device.cards()),
+            "device": device.counters(card),
+            "launches": self.recorder.launches.of_step(),
             "trained": [[weight.numel(), str(weight.dtype)] for weight in weights.values() if weight.requires_grad],
             "parameters": sum(entry[0] for entry in entries.values() if entry[1] == PARAMETER),
             "tf32": _uses_tf32(),
-            "decided": list(self.decisions.counts),
-            "optimizers": sorted({type(each).__name__ for each in self.steps.optimizers}),
             "device_type": self.log.device_type,
+            "hidden_by": device.hidden_by(),
             "facts": self._facts(),
         }
 
@@ -291,6 +294,11 @@ class Session:
             return {}
         self.levers.optimizers(self.steps.optimizers)
         return self.levers.facts
+
+
+def _of_card(phase, card, name):
+    """A figure of a card in a phase; 0 where the card was not there yet."""
+    return phase[card][name] if card < len(phase) else 0
 
 
 def _uses_tf32():

@@ -19,15 +19,17 @@ _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class Entry:
-    """One storage. may_be_kept: it was allocated where autograd may keep it for the backward pass."""
+    """One storage. card: the number of its card, None on the host. may_be_kept: it was allocated where autograd may
+    keep it for the backward pass."""
 
-    __slots__ = ("bytes", "kind", "phase", "module", "operation", "name", "may_be_kept", "number")
+    __slots__ = ("bytes", "kind", "phase", "module", "operation", "name", "may_be_kept", "number", "card")
 
-    def __init__(self, size, kind, phase, module, operation, number):
+    def __init__(self, size, kind, phase, module, operation, number, card=None):
         self.bytes, self.kind, self.phase, self.module, self.operation = size, kind, phase, module, operation
         self.name = ""  # of a weight and its states
         self.may_be_kept = False
         self.number = number
+        self.card = card
 
 
 class Phase:
@@ -75,7 +77,7 @@ class StorageLog:
         phase = phase or self.phase.current()
         module = self.modules[-1] if self.modules else None
         self._number += 1
-        entry = Entry(storage.nbytes(), OTHER, phase, module, operation, self._number)
+        entry = Entry(storage.nbytes(), OTHER, phase, module, operation, self._number, storage.device.index)
         entry.may_be_kept = torch.is_grad_enabled()
         key = storage._cdata
         self.events.append((entry, 1, phase))
