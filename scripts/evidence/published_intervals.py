@@ -23,7 +23,6 @@ from legroom.foresight import prediction, simulation
 from legroom.foresight.speed import roofline
 from legroom.machine import gpu_specs
 from legroom.options import compose
-from legroom.report import reference
 
 FORWARD_ALONE = "forward, no_grad, eval"
 HEADINGS = ["class", "rows", "inside", "median width (high over low)", "median of predicted over published", "outside"]
@@ -72,16 +71,14 @@ def of_steps() -> list[Row]:
 def of_guide() -> list[Row]:
     """The V100 rows of the Hugging Face guide, whose speed is that of the whole training."""
     found = []
-    for label, published in reference.guide().items():
-        if "samples_per_second" not in published:
-            continue
-        name = label.split()[0].removeprefix("experiment=")
+    for line in published_table.guide_rows():
+        name = published_table.experiment_of(line)
         cfg, outcome = compose.compose_valid(paths.CONF, *published_table.GUIDE_OVERRIDES, f"+experiment/guide={name}")
         with tempfile.TemporaryDirectory() as folder:
             prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder))
         speed = outcome.speed
         assert speed.step_seconds_median and speed.step_seconds_low and speed.step_seconds_high and speed.bound_by
-        seconds = speed.step_seconds_median * (speed.samples_per_second or 0.0) / published["samples_per_second"]
+        seconds = speed.step_seconds_median * (speed.samples_per_second or 0.0) / float(line["samples_per_second"])
         figures = speed.step_seconds_low, speed.step_seconds_high, speed.step_seconds_median, seconds
         found.append(Row(f"guide, {name}", (WAITS_FOR[speed.bound_by], OLDER, HELD_OUT), *figures))
     return found

@@ -23,7 +23,6 @@ from legroom.foresight.speed import roofline
 from legroom.machine import gpu_specs
 from legroom.options import compose
 from legroom.records.record import Record
-from legroom.report import reference
 from legroom.units import MIB
 
 GUIDE_CONTEXT_BYTES = 1343 * MIB  # measured by the guide; CUDA 11.2 loads every kernel when the context is created
@@ -31,6 +30,7 @@ GUIDE_OVERRIDES = ["recipe=estimate", "gpu=v100_16gb", "model.attention=eager"] 
 RTX_CAPABILITY = {"NVIDIA GeForce RTX 3060": (8, 6), "NVIDIA GeForce RTX 4060": (8, 9)}  # NVIDIA's list of CUDA GPUs
 A100 = "a100_80gb"
 
+GUIDE_SOURCE = "the guide, V100 16 GB, bert-large-uncased, January 2022"
 GUIDE_HEADINGS = [
     "experiment",
     "published device MiB",
@@ -93,6 +93,16 @@ def summary_line(name: str, errors: Iterable[float | None]) -> str:
 # --- the guide --------------------------------------------------------------------------------------
 
 
+def guide_rows() -> list[dict[str, str]]:
+    """The guide's rows that were trained with the Trainer: the Accelerate row has no speed."""
+    return [row for row in rows("guide_v100") if row["recipe"] == "trainer"]
+
+
+def experiment_of(row: dict[str, str]) -> str:
+    """The name of a guide's row in `+experiment/guide=`."""
+    return row["name"].replace("+", "_")
+
+
 def guide_row(name: str) -> tuple[Record, int]:
     """Estimate one of the guide's experiments.
 
@@ -112,23 +122,23 @@ def guide() -> str:
     """The nine V100 rows of the Hugging Face guide, as `+experiment/guide=` has them."""
     lines, speeds = [], []
     errors = {"Device memory, today's libraries": [], "Device memory, libraries of January 2022": [], "Speed": []}
-    for label, published in reference.guide().items():
-        name = label.split()[0].removeprefix("experiment=")
-        if "recipe=trainer" not in label:  # the Accelerate row has the memory of its Trainer row, and no speed
-            continue
+    for row in guide_rows():
+        name = experiment_of(row)
         outcome, reserved_2022 = guide_row(name)
-        measured, speed = published["device_used_bytes"], outcome.speed.samples_per_second
+        measured = int(row["device_used_mb"]) * MIB  # NVML's 'MB' are MiB
+        published_speed = float(row["samples_per_second"])
+        speed = outcome.speed.samples_per_second
         assert outcome.memory.peak_reserved_bytes is not None, "the guide's rows are of a GPU"
         today = outcome.memory.peak_reserved_bytes + GUIDE_CONTEXT_BYTES
         in_2022 = reserved_2022 + GUIDE_CONTEXT_BYTES
         row_errors = [
             signed(today, measured),
             signed(in_2022, measured),
-            signed(speed, published["samples_per_second"]),
+            signed(speed, published_speed),
         ]
         for column, error in zip(errors.values(), row_errors):
             column.append(error)
-        speeds.append((speed, published["samples_per_second"]))
+        speeds.append((speed, published_speed))
         lines.append(
             [
                 name,
@@ -139,14 +149,14 @@ def guide() -> str:
                 percent(row_errors[1]),
                 mib(outcome.memory.device_used_bytes or 0),
                 outcome.status,
-                f"{published['samples_per_second']:.2f}",
+                f"{published_speed:.2f}",
                 f"{speed:.2f}",
                 percent(row_errors[2]),
             ]
         )
     return "\n\n".join(
         [
-            f"## {reference.GUIDE_SOURCE}",
+            f"## {GUIDE_SOURCE}",
             markdown(GUIDE_HEADINGS, lines),
             *(summary_line(name, column) for name, column in errors.items()),
             f"Rank correlation of the speeds: {rank_correlation(speeds):.3f}.",

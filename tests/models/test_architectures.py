@@ -71,9 +71,9 @@ def test_attention_that_was_typed_is_kept_or_refused(train, bloom, recipe):
 def test_a_record_of_the_former_default_is_compared_with_one_of_auto():
     before, now = job("model.attention=sdpa", "precision=bf16"), job("precision=fp32")
     now.model = Model("bert_tiny", "BertForSequenceClassification", "sdpa")
-    assert rows.table([before, now]).keys == ["precision"]
+    assert rows.make_table([before, now]).keys == ["precision"]
     eager = job("model.attention=eager")
-    assert rows.table([now, eager]).keys == ["model.attention"]
+    assert rows.make_table([now, eager]).keys == ["model.attention"]
 
 
 def test_a_checkpoint_of_the_former_default_is_continued():
@@ -103,7 +103,7 @@ def test_the_label_of_a_pretrained_model_is_its_name():
     """Also in records that were written with the menu's name and sizes beside it."""
     pretrained, older, small_model = job("model.pretrained=org/some"), job("model.pretrained=org/some"), job()
     older.config["model"] |= {"name": "bert_tiny", "layers": 2, "width": 128}
-    made = rows.table([pretrained, older, small_model])
+    made = rows.make_table([pretrained, older, small_model])
     assert [row.name for row in made.rows] == ["model=bert_tiny", "model=org/some"]
     assert [len(row.runs) for row in made.rows] == [1, 2]
 

@@ -47,7 +47,7 @@ def test_the_dropout_is_the_published_one_and_the_tiny_models_have_none(name, dr
     cfg = compose(f"model={name}", "device=cpu").cfg
     config = builder.configuration(cfg)
     assert {
-        getattr(config, key) for key in model_families.DROPOUTS.get(cfg.model.family, model_families.ATTENTIONS_DROPOUT)
+        getattr(config, key) for key in model_families.DROPOUTS.get(cfg.model.family, model_families.USUAL_DROPOUTS)
     } == {dropout}
 
 

@@ -17,7 +17,7 @@ from legroom.records import record_file, step_file
 from legroom.records.record import Error, Estimate, Operations
 from legroom.report import report
 from legroom.report.page import run_page, sweep_page
-from legroom.report.rows import table
+from legroom.report.rows import make_table
 from legroom.units import GIB, MIB
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
@@ -358,7 +358,7 @@ def test_five_hundred_jobs_open_in_two_seconds(opened, tmp_path):
     records = [one for _ in range(9) for one in sixty()][:500]
     for number, one in enumerate(records):
         one.config["train"]["learning_rate"] = number / 1000
-    sweep_page.write(table(records), tmp_path, {})
+    sweep_page.write(make_table(records), tmp_path, {})
     page = opened(tmp_path / "page.html")
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})  # the processor's time: others may use it, too

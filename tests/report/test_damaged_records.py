@@ -10,11 +10,11 @@ import shutil
 
 import pytest
 from hostile_values import NAME, VALUES, paths, replaced
-from made_up_records import OOM, drawn, job, put, read_all, texts_of  # noqa: F401 - drawn is a fixture
+from made_up_records import OOM, job, put, read_all, texts_of
 
 from legroom.records import record_file
 from legroom.records.record import FITS, Estimate, Evaluation
-from legroom.report import report, rows
+from legroom.report import rows, tradeoff_plot
 from legroom.report.files import csv_text, jsonl
 from legroom.report.screen_table import screen_text
 from legroom.report.tables import columns, markdown
@@ -69,7 +69,7 @@ def test_wrong_values_at_any_path_end_no_report(tmp_path):
         (tmp_path / "bad" / record_file.FILE_NAME).write_text(json.dumps(replaced(values, path, value)))
         records, warnings = read_all([tmp_path])
         assert len(records) + len(warnings) == 2
-        made = report.compare(records)
+        made = rows.make_table(records)
         csv_text(made), jsonl(made)
         for text in (*screen_text(made, 120).splitlines(), *markdown(made).splitlines(), *warnings):
             assert text.isprintable(), (path, text)
@@ -84,7 +84,7 @@ def test_a_section_that_is_null_or_missing_ends_no_report():
         null.config[section] = None
         del missing.config[section]
         for found in (null, missing):
-            assert columns(rows.table([found]))["status"] == ["ok"], section
+            assert columns(rows.make_table([found]))["status"] == ["ok"], section
 
 
 @pytest.mark.parametrize("content", [b"[" * 10**5, b"\xff\xfe", b'{"a": NaN}', b"\0" * 100], ids=range(4))
@@ -112,14 +112,14 @@ def test_what_would_block_or_fill_the_memory_is_left_out(tmp_path, monkeypatch):
     assert not records and "larger than" in warnings[0] and "not a regular file" in warnings[1]
 
 
-def test_names_reach_table_and_markdown_without_control_characters(drawn):
+def test_names_reach_table_and_markdown_without_control_characters():
     foreign = job(f"data.path={json.dumps(NAME)}", error=copy.copy(OOM), environment={})
     foreign.error.message = foreign.error.hint = foreign.speed.bound_by = NAME
     foreign.recipe, foreign.status, foreign.estimate = "estimate", "oom", Estimate(False, -1, 2, NAME)
     foreign.environment["device_name"] = foreign.environment["git_revision"] = NAME
-    made = rows.table([foreign, job("data.path=x")])
+    made = rows.make_table([foreign, job("data.path=x")])
     for text in (screen_text(made, 120), markdown(made)):
         assert all(line.isprintable() for line in text.splitlines())
         assert r"\x1b[31m" in text
-    for figure, _ in drawn([foreign, job("data.path=x")]).values():
-        assert all(line.isprintable() for text in texts_of(figure) for line in text.split("\n"))
+    for text in texts_of(tradeoff_plot.figure(made)):
+        assert all(line.isprintable() for line in text.split("\n"))

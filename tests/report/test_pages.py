@@ -16,7 +16,7 @@ from legroom.records import atomic_file, record_file, step_file
 from legroom.records.record import Error
 from legroom.report import report
 from legroom.report.page import embed, run_page, settings, sweep_page
-from legroom.report.rows import table
+from legroom.report.rows import make_table
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> \u2028"
 TIMELINE = {
@@ -206,7 +206,7 @@ def test_the_folder_of_a_single_run_keeps_the_runs_page(tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("found, said", [(True, ""), (False, "No browser was found: open there/page.html yourself.\n")])
 def test_a_machine_without_a_browser_says_what_to_open(tmp_path, monkeypatch, capsys, found, said):
-    monkeypatch.setattr(report, "make", lambda *_: (report.compare([job()]), [tmp_path / "page.html"]))
+    monkeypatch.setattr(report, "make", lambda *_: (make_table([job()]), [tmp_path / "page.html"]))
     monkeypatch.setattr("webbrowser.open", lambda _: found)
     assert report_command.main(["there", "--open"]) == 0
     assert capsys.readouterr().out.partition("Written to there: page.html\n")[2] == said
@@ -214,7 +214,7 @@ def test_a_machine_without_a_browser_says_what_to_open(tmp_path, monkeypatch, ca
 
 def test_a_sweep_is_called_by_its_model_and_what_differs(tmp_path):
     def title(*records):
-        text = sweep_page.write(table(records), tmp_path, {})[0].read_text()
+        text = sweep_page.write(make_table(records), tmp_path, {})[0].read_text()
         return text.partition("<title>")[2].partition("</title>")[0]
 
     one, other, third = job("precision=bf16"), job("precision=fp32"), job("precision=fp32")
@@ -226,7 +226,7 @@ def test_a_sweep_is_called_by_its_model_and_what_differs(tmp_path):
 def test_labels_of_a_sweep_cannot_become_code(tmp_path):
     records = [job("precision=bf16"), job("precision=fp32")]
     records[0].config["precision"]["name"] = HOSTILE
-    text = sweep_page.write(table(records), tmp_path, {})[0].read_text()
+    text = sweep_page.write(make_table(records), tmp_path, {})[0].read_text()
     assert text.count("</script>") == len(sweep_page.SCRIPTS) + 3 and "<img src=x" not in text
 
 
@@ -234,5 +234,5 @@ def test_a_page_of_five_hundred_jobs_stays_small(tmp_path):
     records = [one for _ in range(9) for one in sixty()][:500]
     for number, one in enumerate(records):
         one.config["train"]["learning_rate"] = number / 1000
-    text = sweep_page.write(table(records), tmp_path, {})[0].read_text()
+    text = sweep_page.write(make_table(records), tmp_path, {})[0].read_text()
     assert len(data_of(text, "sweep")["rows"]) == 500 and len(text) < 3 * 10**6

@@ -11,7 +11,7 @@ from legroom import Refusal
 from legroom.cli import check as check_command
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records import record_file
-from legroom.report import report, screen_table
+from legroom.report import rows, screen_table
 from legroom.report.page import run_page
 from legroom.script_check import check, check_record, command, process
 from legroom.units import PARTS
@@ -42,7 +42,7 @@ def test_a_record_says_whose_an_exit_code_is(tmp_path, monkeypatch, status, code
     read = record_file.read(tmp_path)
     assert (read.status, read.program.ended_by, read.error.type) == ended and read.program.exit_code == code
     assert str(tmp_path) not in (tmp_path / "result.json").read_text() and read.warnings == ["one.py:3 decides"]
-    assert run_page.data(read, tmp_path)["problem"] and read.status in screen_table.screen_text(report.compare([read]))
+    assert run_page.data(read, tmp_path)["problem"] and read.status in screen_table.screen_text(rows.make_table([read]))
 
 
 @pytest.mark.parametrize(

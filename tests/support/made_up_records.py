@@ -1,15 +1,13 @@
-"""Made-up records, their pictures, and the command that reports on them."""
+"""Made-up records, and the command that reports on them."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import io
 import itertools
 import subprocess
 import sys
 
-import pytest
 import yaml
 from conftest import CONF, ROOT
 
@@ -19,7 +17,7 @@ from legroom.machine import host
 from legroom.options import train
 from legroom.records import record, record_file
 from legroom.records.record import Error, Memory, Record, Speed, Training
-from legroom.report import plots, read, rows
+from legroom.report import read
 from legroom.units import MIB
 
 PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -118,21 +116,6 @@ def sixty() -> list[Record]:
             )
         )
     return made
-
-
-@pytest.fixture
-def drawn():
-    """drawn(records) -> picture's name -> (matplotlib figure, pixels)."""
-
-    def draw(records, **options):
-        import matplotlib.image
-
-        with plots.style():
-            figures = plots.figures(rows.table(records, **options))
-            pictures = {name: plots.png(figure) for name, figure in figures.items()}
-        return {name: (figures[name], matplotlib.image.imread(io.BytesIO(png))) for name, png in pictures.items()}
-
-    return draw
 
 
 def texts_of(figure) -> list[str]:

@@ -1,17 +1,23 @@
 """Recipes on the emulated GPU beside their estimates: each of the two judges the other.
 
-    python tests/tools/oracle.py                     every row of oracle_rows.txt; minutes each on two cores
+    python tests/tools/oracle.py                     every row of oracle_rows.txt that was not compared yet
     python tests/tools/oracle.py --short             those whose line begins with *
-    python tests/tools/oracle.py --page FILE         write the table
+    python tests/tools/oracle.py --estimates         every estimate anew, after a change of the estimator
+    python tests/tools/oracle.py --again             the emulated runs anew, too
 
 The recipe trains on an unmodified CUDA build of torch on the emulated device, with its ledger; the estimate simulates
 the same step on fake tensors. Compared are the live tensors at the peak, by parts, and torch's allocated and reserved
-memory. What differs is a fault of one of them, or is named as unknowable.
+memory. What differs is a fault of one of them, or is named as unknowable in docs/results/oracle.md.
+
+Every row is kept in docs/results/oracle.jsonl as it ends, so that a list that was stopped goes on where it was, and
+the table of docs/results/oracle.md is written from what is kept. A row takes about 15 s of a processor.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import datetime
 import json
 import os
 import shlex
@@ -19,26 +25,36 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import checkout  # noqa: F401
 
 from legroom.foresight.step_estimate import gpu_of
+from legroom.jobs import fork_client, launch, supervise
+from legroom.options.compose import compose
 from legroom.script_check import cuda_build, device, interpreter, process
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = Path(__file__).with_name("oracle_rows.txt")
+KEPT = ROOT / "docs" / "results" / "oracle.jsonl"
+PAGE = ROOT / "docs" / "results" / "oracle.md"
+TABLE = "## The table\n"  # what stands below it in the page is written here
 PARTS = ("parameters", "gradients", "optimizer", "activations", "other")
 LIVE, ALLOCATED, RESERVED = "peak_tensor_bytes", "peak_allocated_bytes", "peak_reserved_bytes"
-SECONDS = 600
+FIGURES = (LIVE, ALLOCATED, RESERVED, *(f"{part}_bytes" for part in PARTS))
+LIBRARIES = ("torch", "transformers", "accelerate")
+SECONDS = 900
 NEVER = 10**9  # optimizer steps after which the recorder would stop the process
-STEPS = ("data.samples=64", "train.max_steps=5", "measure.warmup_steps=0", "tracker=none", "save.final=false")
+STEPS = ("train.max_steps=5", "measure.warmup_steps=0", "tracker=none", "save.final=false")
+NEAR = 0.005  # of the reserved memory
+ALMOST = 0.0001  # of the live tensors
+MIB = 2**20
 
 
 @dataclass
 class Row:
-    """A configuration. gpu: an option of the menu. recipe: that trains it. ranks: processes. is_short: of the short
-    list."""
+    """A configuration. gpu: an option of the menu. recipe: that trains it. is_short: of the short list."""
 
     gpu: str
     overrides: list[str]
@@ -46,19 +62,35 @@ class Row:
     is_short: bool = False
 
     @property
+    def name(self) -> str:
+        return " ".join([self.gpu, self.recipe, *self.overrides])
+
+    @property
     def ranks(self) -> int:
-        typed = [each for each in self.overrides if each.startswith("parallelism.num_processes=")]
-        return int(typed[0].partition("=")[2]) if typed else 1
+        for override in self.overrides:
+            key, _, value = override.partition("=")
+            if key == "parallelism.num_processes":
+                return int(value)
+        return 1
+
+    @property
+    def job(self) -> list[str]:
+        """What both runs are told."""
+        samples = [] if any(word.startswith("data.samples=") for word in self.overrides) else ["data.samples=64"]
+        return [*self.overrides, *samples, *STEPS]
 
 
 @dataclass
 class Compared:
-    """What both came to. real, estimated: memory as the record names it; error: why there is nothing to compare."""
+    """What both came to. real, estimated: memory as the record names it; error: why there is nothing to compare.
+    date, libraries: when and with what the emulated run was made."""
 
     row: Row
     real: dict[str, int] = field(default_factory=dict)
     estimated: dict[str, int] = field(default_factory=dict)
     error: str = ""
+    date: str = ""
+    libraries: dict[str, str] = field(default_factory=dict)
 
     def difference(self, name: str) -> float:
         """The estimate's difference, as a share of what the emulated device took."""
@@ -72,30 +104,49 @@ class Compared:
 
 def rows(path: Path = ROWS) -> list[Row]:
     """The configurations of a file: a line each, `[*]gpu recipe overrides...`."""
-    found = []
+    listed = []
     for line in path.read_text().splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         gpu, recipe, *overrides = shlex.split(line)
-        found.append(Row(gpu.lstrip("*"), overrides, recipe, gpu.startswith("*")))
-    return found
+        listed.append(Row(gpu.lstrip("*"), overrides, recipe, gpu.startswith("*")))
+    return listed
 
 
-def compare(row: Row) -> Compared:
-    """Train a row on the emulated device, and estimate it."""
-    made = Compared(row)
+# --- one row ---------------------------------------------------------------------------------------
+
+
+def compare(row: Row, before: Compared | None = None) -> Compared:
+    """Train a row on the emulated device, and estimate it. before: its emulated run is taken from there."""
+    compared = Compared(row, date=datetime.date.today().isoformat(), libraries=_libraries())
+    if before is not None and before.real:
+        compared = dataclasses.replace(before, row=row, estimated={}, error="")
     with tempfile.TemporaryDirectory(prefix="oracle_") as folder:
         try:
-            real = _emulated(row, folder)
-            made.real = _memory(row, Path(folder, "real"), [f"recipe={row.recipe}"], real)
-            estimate = ["recipe=estimate", f"gpu={row.gpu}"]
-            made.estimated = _memory(row, Path(folder, "estimate"), estimate, dict(os.environ))
+            if not compared.real:
+                compared.real = _emulated(row, Path(folder, "real"))
+            compared.estimated = _estimated(row, Path(folder, "estimate"))
         except RuntimeError as error:
-            made.error = str(error)
-    return made
+            compared.error = str(error)
+    return compared
 
 
-def _emulated(row: Row, folder: str) -> dict[str, str]:
+def _emulated(row: Row, folder: Path) -> dict[str, int]:
+    """The memory of a run on the emulated device. Raises RuntimeError where it has none."""
+    command = [sys.executable, "train.py", *row.job, f"recipe={row.recipe}", f"hydra.run.dir={folder}"]
+    environment = {**_environment(row, folder.parent), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    path = folder / "result.json"
+    if not path.exists():
+        raise RuntimeError((run.stdout + run.stderr).strip()[-300:])
+    result = json.loads(path.read_text())
+    if result["status"] != "ok" or not result["memory"].get(LIVE):
+        error = result.get("error") or {}
+        raise RuntimeError(f"emulated, {result['status']}: {error.get('message', '')[:300]}")
+    return {figure: result["memory"][figure] for figure in FIGURES}
+
+
+def _environment(row: Row, folder: Path) -> dict[str, str]:
     """The environment of a process that finds the card, and the CUDA build of this torch."""
     environment = interpreter.facts(Path(sys.executable))
     major = cuda_build.cuda_major(environment)
@@ -108,58 +159,140 @@ def _emulated(row: Row, folder: str) -> dict[str, str]:
     if variables.get("PYTHONPATH"):
         path.append(variables["PYTHONPATH"])
     asked = json.dumps({"steps": NEVER, "longest": False, "keeps_peaks": True})
-    return {**variables, "PYTHONPATH": os.pathsep.join(path), "LEGROOM_CHECK": folder, "LEGROOM_CHECK_ASKED": asked}
+    return {
+        **variables,
+        "PYTHONPATH": os.pathsep.join(path),
+        "LEGROOM_CHECK": str(folder),
+        "LEGROOM_CHECK_ASKED": asked,
+    }
 
 
-def _memory(row: Row, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, int]:
-    """The memory of a job's record. Raises RuntimeError where it did not end ok."""
-    command = [sys.executable, "train.py", *row.overrides, *STEPS, *overrides, f"hydra.run.dir={folder}"]
-    environment = {**environment, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    path = folder / "result.json"
-    if not path.exists():
-        raise RuntimeError((run.stdout + run.stderr).strip()[-300:])
-    record = json.loads(path.read_text())
-    if record["status"] not in ("ok", "oom") or not record["memory"].get(LIVE):
-        error = record.get("error") or {}
-        raise RuntimeError(f"{record['status']}: {error.get('message', '')[:300]}")
-    return record["memory"]
+def _estimated(row: Row, folder: Path) -> dict[str, int]:
+    """The memory of an estimate. Raises RuntimeError where it has none."""
+    folder.mkdir()
+    _, asked, problems = compose(ROOT / "conf", *row.job, "recipe=estimate", f"gpu={row.gpu}")
+    if problems or asked is None:
+        raise RuntimeError(f"estimate, refused: {problems[0]}")
+    outcome = supervise.run(launch.Job(asked, folder), lambda _: None, _server())
+    if outcome.status not in ("ok", "oom") or not outcome.memory.peak_tensor_bytes:
+        message = outcome.error.message if outcome.error is not None else ""
+        raise RuntimeError(f"estimate, {outcome.status}: {message[:300]}")
+    return {figure: getattr(outcome.memory, figure) for figure in FIGURES}
 
 
-def table(found: list[Compared]) -> list[str]:
-    """The rows of a table in Markdown, and what they come to."""
-    lines = ["| GPU | configuration | live tensors, MiB | apart, bytes | allocated | reserved |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for one in found:
-        name = " ".join([one.row.recipe, *one.row.overrides])
-        if one.error:
-            lines.append(f"| {one.row.gpu} | {name} | {one.error.splitlines()[0][:120]} | | | |")
+SERVERS: list[fork_client.ForkServer] = []  # which forks the workers of all estimates: at most one
+
+
+def _server() -> fork_client.ForkServer:
+    if not SERVERS:
+        SERVERS.append(fork_client.ForkServer())
+    return SERVERS[0]
+
+
+def _libraries() -> dict[str, str]:
+    return {name: metadata.version(name).partition("+")[0] for name in LIBRARIES}
+
+
+# --- what is kept ----------------------------------------------------------------------------------
+
+
+def kept(path: Path = KEPT) -> dict[str, Compared]:
+    """The rows that were compared, by name."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    stored = {}
+    for line in lines:
+        values = json.loads(line)
+        values["row"] = Row(**values["row"])
+        compared = Compared(**values)
+        stored[compared.row.name] = compared
+    return stored
+
+
+def keep(stored: dict[str, Compared], path: Path = KEPT) -> None:
+    """Write the rows, in the order of the list."""
+    order = {row.name: place for place, row in enumerate(rows())}
+    ordered = sorted(stored.values(), key=lambda compared: order.get(compared.row.name, len(order)))
+    part = path.with_suffix(".part")
+    part.write_text("".join(json.dumps(dataclasses.asdict(compared)) + "\n" for compared in ordered))
+    part.rename(path)
+
+
+# --- the page --------------------------------------------------------------------------------------
+
+
+def table(compared_rows: list[Compared]) -> list[str]:
+    """The rows of a table in Markdown."""
+    lines = ["| GPU | configuration | live, MiB | estimated | bytes apart | allocated | apart | reserved | apart |"]
+    lines.append("|" + " --- |" * 9)
+    for compared in compared_rows:
+        name = " ".join([compared.row.recipe, *compared.row.overrides])
+        if compared.error:
+            lines.append(f"| {compared.row.gpu} | {name} | {compared.error.splitlines()[0][:160]} |" + " |" * 6)
             continue
-        shares = " | ".join(f"{one.difference(each):+.2%}" for each in (ALLOCATED, RESERVED))
-        lines.append(f"| {one.row.gpu} | {name} | {one.real[LIVE] / 2**20:,.1f} | {one.live_bytes:+,} | {shares} |")
-    known = [one for one in found if not one.error]
-    equal = sum(one.live_bytes == 0 for one in known)
-    near = sum(abs(one.difference(RESERVED)) <= 0.005 for one in known)
-    lines += ["", f"Live tensors equal to the byte in {equal} of {len(known)}, reserved within 0.5 % in {near}."]
+        real = {figure: f"{compared.real[figure] / MIB:,.1f}" for figure in FIGURES}
+        cells = [compared.row.gpu, name, real[LIVE], f"{compared.estimated[LIVE] / MIB:,.1f}"]
+        cells.append(f"{compared.live_bytes:+,}" if compared.live_bytes else "0")
+        for figure in (ALLOCATED, RESERVED):
+            cells += [real[figure], f"{compared.difference(figure):+.2%}"]
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def summary(compared_rows: list[Compared]) -> list[str]:
+    """What the rows come to, a line each."""
+    both = [compared for compared in compared_rows if not compared.error]
+    equal = sum(compared.live_bytes == 0 for compared in both)
+    almost = sum(abs(compared.difference(LIVE)) <= ALMOST for compared in both)
+    lines = [
+        f"{len(compared_rows)} rows ran, {len(both)} with figures of both.",
+        f"Live tensors: equal to the byte in {equal} of {len(both)}, within 0.01 % in {almost}.",
+    ]
+    for name, figure in (("Allocated", ALLOCATED), ("Reserved", RESERVED)):
+        near = sum(abs(compared.difference(figure)) <= NEAR for compared in both)
+        worst = max((compared.difference(figure) for compared in both), key=abs, default=0.0)
+        lines.append(f"{name}: within 0.5 % in {near} of {len(both)}, at most {worst:+.2%}.")
+    return lines
+
+
+def write_page(compared_rows: list[Compared], listed: int, path: Path = PAGE) -> None:
+    """Write the part of the page below its heading TABLE anew."""
+    dates = sorted({compared.date for compared in compared_rows})
+    period = " to ".join(dict.fromkeys([dates[0], dates[-1]]))
+    pairs = {f"{name} {version}" for compared in compared_rows for name, version in compared.libraries.items()}
+    versions = ", ".join(sorted(pairs))
+    machine = f"Linux on {os.uname().machine} without a GPU"
+    figures = [f"{versions}; {machine}; emulated runs of {period}.", f"{listed} rows are listed."]
+    bullets = [f"- {line}" for line in [*figures, *summary(compared_rows)]]
+    lines = [*bullets, "", *table(compared_rows)]
+    head = path.read_text().partition(TABLE)[0]
+    path.write_text(head + TABLE + "\n" + "\n".join(lines) + "\n")
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="the short list alone")
     parser.add_argument("--only", default="", help="rows with this text")
-    parser.add_argument("--page", type=Path, help="write the table to this file")
+    parser.add_argument("--estimates", action="store_true", help="estimate rows again that were compared")
+    parser.add_argument("--again", action="store_true", help="train and estimate rows again that were compared")
     asked = parser.parse_args(argv)
-    found = []
-    for row in rows():
-        if (asked.short and not row.is_short) or asked.only not in " ".join([row.gpu, *row.overrides]):
+    listed = rows()
+    stored = kept()
+    for row in listed:
+        if (asked.short and not row.is_short) or asked.only not in row.name:
             continue
-        found.append(compare(row))
-        print(table(found[-1:])[2], flush=True)
-    text = table(found)
-    print(text[-1])
-    if asked.page is not None:
-        asked.page.write_text("\n".join(text) + "\n")
+        before = None if asked.again else stored.get(row.name)
+        if before is not None and not asked.estimates:
+            continue
+        compared = compare(row, before)
+        stored = {**kept(), row.name: compared}  # another process may have kept some
+        keep(stored)
+        print(table([compared])[2], flush=True)
+    for server in SERVERS:
+        server.close()
+    in_list = [stored[row.name] for row in listed if row.name in stored]
+    print("\n".join(summary(in_list)))
+    if in_list:
+        write_page(in_list, len(listed))
     return 0
 
 

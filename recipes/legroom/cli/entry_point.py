@@ -26,7 +26,7 @@ from legroom.cli import sweep as sweeps
 from legroom.cli.exit_codes import REFUSED
 from legroom.compat import hydra_private, hydra_refused_code_private
 from legroom.errors import Refusal
-from legroom.options import compose, hydra_errors, overrides, yaml_files
+from legroom.options import compose, hydra_errors, overrides
 from legroom.ranks.rank_info import RankInfo, current_rank
 
 VERBOSE = "--verbose"  # the one flag that is not Hydra's
@@ -94,9 +94,6 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     if line.problems or line.names & flags.NO_JOBS:
         return line.flags + line.overrides, line.problems
     own, typed_for_them = flags.own_menus(line)
-    too_large = [problem for folder in own or () for problem in yaml_files.problems(folder)]
-    if too_large:
-        return line.flags + line.overrides, too_large
     paths.remember_menus(typed_for_them, own or ())
     folders = [] if own is None or line.names & flags.CONFIG_PATH else [conf, *own]
     in_quotes = overrides.quoted(line.overrides)

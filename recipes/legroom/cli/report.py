@@ -18,13 +18,13 @@ def main(argv: list[str]) -> int:
     folders = arguments.folders
     target = arguments.into or (folders[0] if len(folders) == 1 else Path("outputs", "report"))
     try:
-        made, paths = report.make(folders, target, arguments.baseline)
+        table, paths = report.make(folders, target, arguments.baseline)
     except OSError as error:
         why = f"{error.filename or target} cannot be written: {error.strerror or error}"
         raise Refusal(f"{why}. Choose another folder with --into.") from error
     shown = min(str(target), os.path.relpath(target), key=len)
     names = ", ".join(path.name for path in paths)
-    console.say(f"{screen_table.screen_text(made)}\n\nWritten to {shown}: {names}")
+    console.say(f"{screen_table.screen_text(table)}\n\nWritten to {shown}: {names}")
     page = target / sweep_page.PAGE
     if arguments.open and not webbrowser.open(page.resolve().as_uri()):
         console.say(f"No browser was found: open {page} yourself.")
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=invocation.command("report"),
-        description="Make the table, CSV, pictures and page of a sweep, or of several, from their records. Without "
+        description="Make the table, CSV, picture and page of a sweep, or of several, from their records. Without "
         "--into the files are written to the folder given, or for several folders to outputs/report.",
     )
     parser.add_argument("folders", nargs="+", type=invocation.path, metavar="FOLDER", help="with runs, at any depth")
@@ -44,6 +44,6 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline",
         metavar="CONDITIONS",
         help="the job that the others are compared with: keys and values of its configuration, or the start of its "
-        "config_key (default: the first job that ended ok; of the guide's experiments, vanilla)",
+        "config_key (default: the first job that ended ok)",
     )
     return parser

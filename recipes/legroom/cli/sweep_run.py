@@ -126,9 +126,9 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     if jobs:
         try:
             with run_lock.hold(folder, wait=True):  # another sweep in this folder may write the same files
-                made, paths = report.make([folder], folder)
-            console.say(screen_table.screen_text(made))
-            console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
+                table, paths = report.make([folder], folder)
+            console.say(screen_table.screen_text(table))
+            console.say(f"Table, picture and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
             records = [each for job in jobs if (each := sweeps.own_record(folder / job["key"])[0])]
             if _saves_no_model(sweep, records):
                 console.say("No model is saved by the jobs of a sweep. Type save.final=true for those of all of them.")

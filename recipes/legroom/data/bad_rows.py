@@ -17,7 +17,7 @@ VALUES = re.compile(r"\([^()]*\)|'[^']*'|\"[^\"]*\"|-?\d[\d.,]*")
 
 @dataclass
 class Kind:
-    """Bad rows of a kind. first: what was said of the first. places: of the first few."""
+    """Bad rows of a kind. first: the message about the first of them. places: of the first few."""
 
     first: str
     count: int = 0
@@ -28,7 +28,10 @@ class Kind:
         """Where the other rows are, in brackets; '' for one row."""
         if self.count == 1:
             return ""
-        return f" (also {'; '.join(self.places[1:])}{' and others' if self.count > len(self.places) else ''})"
+        others = "; ".join(self.places[1:])
+        if self.count > len(self.places):
+            others += " and others"
+        return f" (also {others})"
 
 
 class BadRows:
@@ -46,18 +49,20 @@ class BadRows:
     def count(self) -> int:
         return sum(kind.count for kind in self._kinds.values())
 
-    def add(self, place: str, said: str) -> None:
-        """Count a row that cannot be used. place: its file and line. said: what is wrong with it, after its place."""
-        _, _, plain = said.rpartition(place) if place in said else ("", "", said)
+    def add(self, place: str, message: str) -> None:
+        """Counts a row that cannot be used. place: its file and line. message: what is wrong, behind the place."""
+        plain = message.rpartition(place)[2] if place in message else message
         name = VALUES.sub("N", PLACE_IN_ROW.sub("", plain)).strip(" :,")
-        kind = self._kinds.setdefault(name, Kind(said))
+        kind = self._kinds.setdefault(name, Kind(message))
         kind.count += 1
         if len(kind.places) < SHOWN_PLACES:
             kind.places.append(place)
 
     def check(self) -> str | None:
-        """Raises Refusal with all bad rows, a line for each kind, unless they are left out. Returns what is said of
-        rows that are left out; None where there are none."""
+        """Raises Refusal with all bad rows, a line for each kind, unless they are left out.
+
+        Returns the warning about rows that are left out; None where there are none.
+        """
         if not self._kinds:
             return None
         if not self.skips:
@@ -67,19 +72,23 @@ class BadRows:
 
     def check_all(self, source: str) -> None:
         """Raises Refusal if there are bad rows, also where they are left out: none other is left of a source."""
-        if self._kinds:
-            left = [f"{source}: no row is left of {self.rows:,}."] if self.skips else []
-            raise Refusal("\n".join([*left, *self._refusal()]))
+        if not self._kinds:
+            return
+        lines = list(self._refusal())
+        if self.skips:
+            lines.insert(0, f"{source}: no row is left of {self.rows:,}.")
+        raise Refusal("\n".join(lines))
 
     def _refusal(self) -> Iterator[str]:
         """The lines of a refusal."""
         if len(self._kinds) == 1:
-            (only,) = self._kinds.values()
-            if only.count > 1:
-                said = f"{only.first} So it is in {only.count:,} of {self.rows:,} rows{only.also}."
-            else:
-                said = only.first
-            yield said if self.skips else f"{said} {HINT}"
+            (kind,) = self._kinds.values()
+            line = kind.first
+            if kind.count > 1:
+                line += f" So it is in {kind.count:,} of {self.rows:,} rows{kind.also}."
+            if not self.skips:
+                line += f" {HINT}"
+            yield line
             return
         if not self.skips:
             yield f"{self.count:,} of {self.rows:,} rows cannot be used. Mend them, or type data.bad_rows=skip."

@@ -11,7 +11,7 @@ import datasets
 from legroom.config import Config
 from legroom.data import packing, rows
 from legroom.data.bad_rows import BadRows
-from legroom.data.chat_template import ChatTemplate, Talk
+from legroom.data.chat_template import ChatTemplate, Rendered, Talk
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.text_data import Warn
 from legroom.data.text_rows import Built
@@ -37,15 +37,19 @@ def build(
     """
     data = cfg.data
     template = ChatTemplate(encoder, str(data.tokenizer), str(data.train_on), warn, data.template_arguments)
-    talks = talks.select(range(len(talks))[: cfg.data.samples])
+    talks = talks.select(range(len(talks))[: data.samples])
     train = _rows(cfg, talks, template, "train on", warn, bad)
-    evaluated = None if held_out is None else _rows(cfg, held_out, template, "evaluate on", warn, bad)
-    if (said := bad.check()) is not None:
-        warn(said)
-    if not len(train):
+    evaluated = None
+    if held_out is not None:
+        evaluated = _rows(cfg, held_out, template, "evaluate on", warn, bad)
+    left_out = bad.check()
+    if left_out is not None:
+        warn(left_out)
+    if len(train) == 0:
         bad.check_all(f"data.path={cfg.data.path}")
-        why = f"no answer has a token within data.seq_len={cfg.data.seq_len}. Type a larger data.seq_len, or"
-        if not any(message["role"] == "assistant" for talk in talks["messages"] for message in talk):
+        if _have_answers(talks):
+            why = f"no answer has a token within data.seq_len={cfg.data.seq_len}. Type a larger data.seq_len, or"
+        else:
             why = "no conversation has an answer, a message of the role assistant. Add some, or type"
         raise Refusal(f"data.path={cfg.data.path} leaves nothing to train on: {why} data.train_on=all.")
     if cfg.data.packing:
@@ -57,45 +61,61 @@ def build(
     return train, (evaluated.select(kept), len(evaluated)), [], encoder
 
 
+def _have_answers(talks: datasets.Dataset) -> bool:
+    for messages in talks["messages"]:
+        if any(message["role"] == "assistant" for message in messages):
+            return True
+    return False
+
+
 def _rows(
     cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str, warn: Warn, bad: BadRows
 ) -> datasets.Dataset:
     """The rows of conversations, each of at most data.seq_len tokens, without those that have no token to train on."""
     notes: Notes = defaultdict(list)
-    longest = cfg.data.seq_len
-    special = re.compile("|".join(map(re.escape, template.tokenizer.all_special_tokens)) or r"(?!)")
+    special_tokens = [re.escape(token) for token in template.tokenizer.all_special_tokens]
+    special = re.compile("|".join(special_tokens) or r"(?!)")  # (?!) is in no text
 
-    def made() -> Iterator[dict[str, Any]]:
+    def tokenised() -> Iterator[dict[str, Any]]:
         for talk in cast(Iterable[dict[str, Any]], talks):
-            place, messages = talk["place"], [_as_given(message) for message in talk["messages"]]
-            tools, arguments = (json.loads(talk[name] or "null") for name in ("tools", "arguments"))
+            place = talk["place"]
+            messages = [_as_given(message) for message in talk["messages"]]
+            tools = json.loads(talk["tools"] or "null")
+            arguments = json.loads(talk["arguments"] or "{}")
             try:
-                found, text = template.rows(Talk(messages, f"data={cfg.data.name}: {place}", tools, arguments or {}))
+                rendered, text = template.rows(Talk(messages, f"data={cfg.data.name}: {place}", tools, arguments))
             except Refusal as refusal:
                 bad.add(place, str(refusal))
                 continue
             _note_contents(messages, text, special, place, notes)
-            if len(found) > 1:
+            if len(rendered) > 1:
                 notes["become a row for each answer, because the chat template changes earlier turns"].append(place)
-            if not found:
+            if not rendered:
                 notes["are left out: they have no answer"].append(place)
             if cfg.data.train_on == "all" and any(message.get("weight") == 0 for message in messages):
                 notes["have an answer of weight 0, or in a prompt, which data.train_on=all learns too"].append(place)
-            for row in found:
-                cut = len(row.ids) > longest
-                ids, labels = row.ids[-longest:], row.labels[-longest:]
-                if not (labels[1:] != IGNORE_INDEX).any():  # the first token of a row is never predicted
-                    said = f"the end that fits into data.seq_len={longest}" if cut else "them"
-                    notes[f"are left out: nothing of {said} is trained on"].append(place)
-                    continue
-                if cut:
-                    notes[f"have more than data.seq_len={longest} tokens: the end is kept"].append(place)
-                yield {"input_ids": ids, "labels": labels}
+            for row in rendered:
+                cut = _cut(row, cfg.data.seq_len, place, notes)
+                if cut is not None:
+                    yield cut
 
-    built = rows.ragged(made())
+    built = rows.ragged(tokenised())
     for what, places in notes.items():
         warn(f"{len(places):,} of {len(talks):,} conversations to {use} {what} (the first: {places[0]}).")
     return built
+
+
+def _cut(row: Rendered, longest: int, place: str, notes: Notes) -> dict[str, Any] | None:
+    """The end of a row, of at most `longest` tokens; None where nothing of it is trained on."""
+    is_cut = len(row.ids) > longest
+    labels = row.labels[-longest:]
+    if not (labels[1:] != IGNORE_INDEX).any():  # the first token of a row is never predicted
+        what = f"the end that fits into data.seq_len={longest}" if is_cut else "them"
+        notes[f"are left out: nothing of {what} is trained on"].append(place)
+        return None
+    if is_cut:
+        notes[f"have more than data.seq_len={longest} tokens: the end is kept"].append(place)
+    return {"input_ids": row.ids[-longest:], "labels": labels}
 
 
 def _say_unwritten(template: ChatTemplate, warn: Warn) -> None:

@@ -32,22 +32,29 @@ class Padding:
         return max(longest, min(-(-longest // self.multiple) * self.multiple, self.longest))
 
     def __call__(self, rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        length, left = self.length(max(len(row["input_ids"]) for row in rows)), self.side == "left"
-        # Each position of padding is 0: a sample of its own.
-        fill = {"input_ids": self.pad_token_id, "token_type_ids": 0, "position_ids": 0, "labels": IGNORE_INDEX}
-        batch = {
-            key: torch.stack(
-                [
-                    each
-                    if each.dim() == 0 or (key == "labels" and self.row_labels)
-                    else pad(each, (0, length - len(each))[:: -1 if left else 1], value=fill[key])
-                    for each in (row[key] for row in rows)
-                ]
-            )
-            for key in rows[0]
-        }
+        length = self.length(max(len(row["input_ids"]) for row in rows))
+        batch = {}
+        for key in rows[0]:
+            values = [row[key] for row in rows]
+            of_tokens = values[0].dim() > 0 and not (key == "labels" and self.row_labels)
+            if of_tokens:
+                values = [self._padded(value, key, length) for value in values]
+            batch[key] = torch.stack(values)
         if self.with_mask:
             lengths = torch.tensor([len(row["input_ids"]) for row in rows])
             mask = (torch.arange(length) < lengths[:, None]).long()
-            batch["attention_mask"] = mask.flip(1) if left else mask
+            batch["attention_mask"] = mask.flip(1) if self.side == "left" else mask
         return batch
+
+    def _padded(self, value: torch.Tensor, key: str, length: int) -> torch.Tensor:
+        """The values of a row's tokens, (T,), with padding to a length. key: their argument of the model."""
+        fill = {
+            "input_ids": self.pad_token_id,
+            "labels": IGNORE_INDEX,
+            "token_type_ids": 0,
+            "position_ids": 0,  # each token of padding is a sample of its own
+        }
+        missing = length - len(value)
+        if self.side == "left":
+            return pad(value, (missing, 0), value=fill[key])
+        return pad(value, (0, missing), value=fill[key])

@@ -23,19 +23,21 @@ ERRORS = (OSError, ValueError, RuntimeError, LookupError, DatasetGenerationError
 
 def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
     """(the rows of the split that data.<key> names, how messages call it). Raises Refusal if it cannot be read."""
-    data, name = cfg.data, getattr(cfg.data, key)
+    data = cfg.data
+    name = getattr(data, key)
     assert data.path is not None, "options.data refuses null"
     folder = paths.expanded(data.path)
     source = f"data.path={data.path}, data.{key}={name}"
     try:
         if any((folder / marker).is_file() for marker in SAVED):
-            found: Any = _saved_split(folder, data.path, key, name, data.subset)
-            found.info.builder_name = None  # rows that were saved are no longer those of .txt files
+            rows: Any = _saved_split(folder, data.path, key, name, data.subset)
+            rows.info.builder_name = None  # rows that were saved are no longer those of .txt files
         else:
             where = str(folder) if folder.exists() else data.path
-            plain = datasets.load_dataset_builder(where, data.subset).name == PLAIN
-            more: dict[str, Any] = {"sample_by": SAMPLE_BY[data.documents or "file"]} if plain else {}
-            found = datasets.load_dataset(where, data.subset, split=name, **more)
+            settings: dict[str, Any] = {}
+            if datasets.load_dataset_builder(where, data.subset).name == PLAIN:
+                settings["sample_by"] = SAMPLE_BY[data.documents or "file"]
+            rows = datasets.load_dataset(where, data.subset, split=name, **settings)
     except ERRORS as error:
         if folder.exists():
             raise Refusal(f"{source} cannot be read by datasets: {first_line(error)}") from error
@@ -43,10 +45,10 @@ def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
             f"data=hub: {data.path} is no folder here, and the hub did not return it (data.{key}={name}): "
             f"{first_line(error)} Without a network, give a folder: files, or what save_to_disk has written."
         ) from error
-    assert isinstance(found, datasets.Dataset), "one split, not streamed"
-    if data.documents and not is_plain(found):
+    assert isinstance(rows, datasets.Dataset), "one split, not streamed"
+    if data.documents and not is_plain(rows):
         raise Refusal(data_options.not_documents(data.documents, source))
-    return found, source
+    return rows, source
 
 
 def is_plain(rows: datasets.Dataset) -> bool:
@@ -67,41 +69,51 @@ def _saved_split(folder: Path, path: str, key: str, name: str, subset: str | Non
             )
         saved = {"train": saved}
     try:
-        parts = datasets.ReadInstruction.from_spec(name).to_absolute({each: len(rows) for each, rows in saved.items()})
+        lengths = {split_name: len(rows) for split_name, rows in saved.items()}
+        parts = datasets.ReadInstruction.from_spec(name).to_absolute(lengths)
     except (ValueError, AssertionError) as error:
         raise Refusal(
             f"data.{key}={name}: data.path={path} has the splits {', '.join(saved)}, and of each parts such as "
             f"'{next(iter(saved))}[:10%]'."
         ) from error
-    chosen = [(saved[part.splitname], slice(part.from_, part.to)) for part in parts]
-    return datasets.concatenate_datasets([rows.select(range(len(rows))[part]) for rows, part in chosen])
+    chosen = []
+    for part in parts:
+        rows = saved[part.splitname]
+        chosen.append(rows.select(range(len(rows))[part.from_ : part.to]))
+    return datasets.concatenate_datasets(chosen)
 
 
 def placed(rows: datasets.Dataset, columns: Collection[str]) -> Rows:
     """The rows with their places, for messages. columns: others are not read, unless the rows have none of these."""
     wanted = [name for name in rows.column_names if name in columns]
-    for number, row in enumerate(rows.select_columns(wanted) if wanted else rows, 1):
-        yield f"row {number}", dict.fromkeys(rows.column_names, NOT_READ) | without_nulls(dict(row))
+    not_read = dict.fromkeys(rows.column_names, NOT_READ)
+    if wanted:
+        rows = rows.select_columns(wanted)
+    for number, row in enumerate(rows, 1):
+        yield f"row {number}", not_read | without_nulls(dict(row))
 
 
 def texts(rows: datasets.Dataset, wanted: Wanted) -> datasets.Dataset:
     """The texts of a split, as `text_data.read` gives those of files; the names of its classes are kept."""
-    columns, source = wanted.columns, wanted.source
-    missing = [column for column in columns if column not in rows.column_names]
-    if missing:
-        raise Refusal(
-            f"{source} has no column {missing[0]}: it has {', '.join(rows.column_names)}. {wanted.advice(missing[0])}"
-        )
-    label, plain, text = wanted.label, is_plain(rows), next(iter(columns))
-    classes = label_values.classes(rows.features.get(label))
+    columns = wanted.columns
+    for column in columns:
+        if column not in rows.column_names:
+            having = ", ".join(rows.column_names)
+            raise Refusal(f"{wanted.source} has no column {column}: it has {having}. {wanted.advice(column)}")
+    is_text_file = is_plain(rows)
+    text_column = next(iter(columns))
+    label_column = wanted.label
+    classes = label_values.classes(rows.features.get(label_column))
 
-    def with_labels() -> Rows:
+    def cleaned() -> Rows:
         for place, row in placed(rows, columns):
-            if plain and isinstance(row[text], str):
-                row[text] = row[text].removesuffix("\n")
-            yield place, row | ({label: label_values.renumbered(row[label], label_values.NO_LABEL)} if classes else {})
+            if is_text_file and isinstance(row[text_column], str):
+                row[text_column] = row[text_column].removesuffix("\n")
+            if classes is not None:
+                row[label_column] = label_values.renumbered(row[label_column], label_values.NO_LABEL)
+            yield place, row
 
-    values = text_data.collect(with_labels(), wanted)
+    values = text_data.collect(cleaned(), wanted)
     if not values["text"]:
-        raise Refusal(f"{source} has no rows.")
+        raise Refusal(f"{wanted.source} has no rows.")
     return text_data.dataset(values, classes, wanted.say)

@@ -14,9 +14,11 @@ import torch
 from legroom.data.collate import IGNORE_INDEX
 
 SHARE = 0.15  # BERT's; ModernBERT takes 0.3
-MARKS = ("Ġ", "▁")  # with which tokens of byte-level BPE and of SentencePiece begin a word
-# Line breaks and tabs, as both write them. In SentencePiece č is a letter.
-BREAKS = {True: ("Ċ", "ĉ", "č"), False: ("<0x0A>", "<0x09>", "<0x0D>", "\n", "\t", "\r")}
+# How byte-level BPE and SentencePiece write the space before a word, line breaks and tabs. č is a letter in the latter.
+BYTE_LEVEL_SPACE = "Ġ"
+BYTE_LEVEL_BREAKS = ("Ċ", "ĉ", "č")
+SENTENCEPIECE_SPACE = "▁"
+SENTENCEPIECE_BREAKS = ("<0x0A>", "<0x09>", "<0x0D>", "\n", "\t", "\r")
 LONGEST_WORD = 16  # tokens; of scripts without blanks a row is one word, of which no more than its share is predicted
 
 
@@ -55,12 +57,15 @@ class Masking:
         length: of the row without padding.
         """
         places = numpy.flatnonzero(~numpy.isin(ids[:length], self.special))
-        places = places[places > 0] if len(places) > (places[:1] == 0).sum() else numpy.arange(1, length)
+        places = places[places > 0]
+        if len(places) == 0:
+            places = numpy.arange(1, length)
         count = max(1, round(self.share * length))
-        group = self._words(ids, max(count, LONGEST_WORD))
-        _, word_of, sizes = numpy.unique(group[places], return_inverse=True, return_counts=True)
+        words = self._words(ids, max(count, LONGEST_WORD))
+        _, word_of, sizes = numpy.unique(words[places], return_inverse=True, return_counts=True)
         order = random.permutation(len(sizes))
-        taken = order[: max(1, int((numpy.cumsum(sizes[order]) <= count).sum()))]
+        words_within_share = int((numpy.cumsum(sizes[order]) <= count).sum())
+        taken = order[: max(1, words_within_share)]
         return places[numpy.isin(word_of, taken)]
 
     def _words(self, ids: numpy.ndarray, longest: int) -> numpy.ndarray:
@@ -76,15 +81,26 @@ class Masking:
 
 
 def continuing(tokenizer: Any, vocab: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """(V,) each: whether a token of a vocabulary goes on with the word before it, and whether one begins behind it, by
-    how tokenizers write them."""
-    written = [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-    special = set(tokenizer.all_special_ids)
-    breaks = BREAKS[any(token.startswith(MARKS[0]) for token in written)]
-    found = [token.startswith("##") for token in written]
-    if not any(found):
-        found = [not token.startswith((*MARKS, *breaks)) for token in written]
-    found = [each and number not in special for number, each in enumerate(found)]
-    behind = [token.endswith(breaks) or number in special for number, token in enumerate(written)]
-    padding = [False] * (vocab - len(found))
-    return numpy.array(found + padding), numpy.array(behind + padding)
+    """(V,) each: whether a token of a vocabulary goes on with the word before it, and whether a word begins behind it.
+
+    tokenizer: how it writes its tokens says so. vocab: V, of which the tokenizer may have fewer.
+    """
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    special_ids = set(tokenizer.all_special_ids)
+    if any(token.startswith(BYTE_LEVEL_SPACE) for token in tokens):
+        breaks = BYTE_LEVEL_BREAKS
+    else:
+        breaks = SENTENCEPIECE_BREAKS
+    is_wordpiece = any(token.startswith("##") for token in tokens)
+    continues = numpy.zeros(vocab, dtype=bool)
+    breaks_behind = numpy.zeros(vocab, dtype=bool)
+    for token_id, token in enumerate(tokens):
+        if token_id in special_ids:
+            breaks_behind[token_id] = True
+            continue
+        breaks_behind[token_id] = token.endswith(breaks)
+        if is_wordpiece:
+            continues[token_id] = token.startswith("##")
+        else:
+            continues[token_id] = not token.startswith((BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE, *breaks))
+    return continues, breaks_behind

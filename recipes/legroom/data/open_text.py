@@ -18,8 +18,16 @@ LARGEST_WINDOW = 2**31  # bytes, of zstd
 LONG_RUN = 3  # bytes above 127 in a row: rare in a Latin script, where most letters are below
 LONG_RUNS = 0.5  # the share of the bytes above 127 that stand in such runs where the script is another one
 SHOWN = 20  # characters on each side of the first one that is read differently
-MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF16_LE: "utf-16"}
-MARKS |= {codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8"}  # byte order marks; the longer ones first
+BYTE_ORDER_MARKS = {  # the longer ones first, since two of them begin with others
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8",
+}
+# A stray control character may be in a text, and tabs, line breaks and escapes are in many.
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0e-\x19\x1c-\x1f]")
+MOST_CONTROL_CHARACTERS = 0.01  # of the bytes of a text
 
 
 def _zstandard(path: Path) -> Any:
@@ -48,7 +56,7 @@ def open_text(path: Path, encoding: str, newline: str | None = None) -> io.TextI
     """A file's text, without a byte order mark at its beginning. newline: as for `open`."""
     if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"
-    elif "16" in encoding and _sample(path)[:2] in MARKS:
+    elif "16" in encoding and _sample(path)[:2] in BYTE_ORDER_MARKS:
         encoding = "utf-16"  # which leaves out the mark that utf-16-le takes for text
     return io.TextIOWrapper(open_binary(path), encoding=encoding, newline=newline)
 
@@ -60,25 +68,34 @@ def _sample(path: Path) -> bytes:
 
 def _encoding_of(sample: bytes) -> str:
     """The encoding that the beginning of a file seems to have."""
-    for mark, name in MARKS.items():
+    for mark, name in BYTE_ORDER_MARKS.items():
         if sample.startswith(mark):
             return name
-    runs = re.findall(rb"[\x80-\xff]+", sample)
-    high = b"".join(runs)
-    if b"\0" not in sample and sum(len(run) for run in runs if len(run) >= LONG_RUN) < LONG_RUNS * len(high):
-        return "cp1252" if any(byte < 0xA0 for byte in high) else "latin-1"
+    runs = re.findall(rb"[\x80-\xff]+", sample)  # of bytes above 127
+    above_127 = b"".join(runs)
+    in_long_runs = sum(len(run) for run in runs if len(run) >= LONG_RUN)
+    is_latin_script = in_long_runs < LONG_RUNS * len(above_127)
+    if is_latin_script and b"\0" not in sample:
+        return "cp1252" if any(byte < 0xA0 for byte in above_127) else "latin-1"
+
     from charset_normalizer import from_bytes
 
-    # Words in English, and what JSON and CSV put around texts, say nothing.
-    spelt = b" ".join(re.findall(rb"[A-Za-z]*[\x80-\xff][A-Za-z\x80-\xff]*", sample))
-    best = from_bytes(spelt).best() or from_bytes(sample).best()
-    return "latin-1" if best is None else best.encoding.replace("_", "-")
+    # Words in English, and what JSON and CSV put around texts, tell nothing.
+    words = b" ".join(re.findall(rb"[A-Za-z]*[\x80-\xff][A-Za-z\x80-\xff]*", sample))
+    best = from_bytes(words).best() or from_bytes(sample).best()
+    if best is None:
+        return "latin-1"
+    return best.encoding.replace("_", "-")
 
 
 def _reads_as(sample: bytes, encoding: str) -> str:
     """The text around the first character beyond ASCII, as an encoding has it: a person sees whether it is right."""
     text = sample.decode(encoding, "replace")
-    first = next((place for place, each in enumerate(text) if not each.isascii()), 0)
+    first = 0
+    for place, character in enumerate(text):
+        if not character.isascii():
+            first = place
+            break
     return printable(text[max(0, first - SHOWN) : first + SHOWN].strip())
 
 
@@ -95,14 +112,16 @@ def is_utf8_read_as(path: Path, encoding: str) -> bool:
 
 
 def wrong_encoding(path: Path, encoding: str) -> str:
-    """What is wrong with a file that is not in `encoding`, and what to do."""
+    """The message about a file that is not in `encoding`, with what to do."""
     sample = _sample(path)
     seems = _encoding_of(sample)
-    reads, advice = "", "It may be damaged, or no text."
-    # A stray control character may be, and tabs, breaks and escapes.
-    if len(re.findall(r"[\x00-\x08\x0e-\x19\x1c-\x1f]", sample.decode(seems, "replace"))) > len(sample) / 100:
+    control_characters = CONTROL_CHARACTERS.findall(sample.decode(seems, "replace"))
+    if len(control_characters) > MOST_CONTROL_CHARACTERS * len(sample):
         return f"it is not in {encoding}, and has control characters as no text has: name another file."
-    if seems != encoding:
-        reads = f", as which it reads '...{_reads_as(sample, seems)}...'"
-        advice = f"Type data.encoding={seems}, or convert it: iconv -f {seems} -t utf-8 {path.name} > new{path.suffix}"
-    return f"it is not in {encoding}, and seems to be in {seems}{reads}. {advice}"
+    line = f"it is not in {encoding}, and seems to be in {seems}"
+    if seems == encoding:
+        return f"{line}. It may be damaged, or no text."
+    return (
+        f"{line}, as which it reads '...{_reads_as(sample, seems)}...'. Type data.encoding={seems}, or convert it: "
+        f"iconv -f {seems} -t utf-8 {path.name} > new{path.suffix}"
+    )

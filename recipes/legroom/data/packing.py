@@ -21,41 +21,49 @@ def packed(samples: datasets.Dataset, room: int) -> datasets.Dataset:
     starts = ends - rows.lengths(samples)
 
     def row(indices: list[int]) -> dict[str, numpy.ndarray]:
-        parts = [slice(starts[index], ends[index]) for index in indices]
-        wanted = [labels[part].copy() for part in parts]
-        for each in wanted:
-            each[0] = IGNORE_INDEX
+        row_ids = []
+        row_labels = []
+        positions = []
+        for index in indices:
+            sample = slice(starts[index], ends[index])
+            sample_labels = labels[sample].copy()
+            sample_labels[0] = IGNORE_INDEX
+            row_ids.append(ids[sample])
+            row_labels.append(sample_labels)
+            positions.append(numpy.arange(len(sample_labels)))
         return {
-            "input_ids": numpy.concatenate([ids[part] for part in parts]),
-            "labels": numpy.concatenate(wanted),
-            "position_ids": numpy.concatenate([numpy.arange(part.stop - part.start) for part in parts]),
+            "input_ids": numpy.concatenate(row_ids),
+            "labels": numpy.concatenate(row_labels),
+            "position_ids": numpy.concatenate(positions),
         }
 
     return rows.ragged(row(indices) for indices in bins(rows.lengths(samples).tolist(), room))
 
 
 def bins(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Indices of samples for each row: the longest first, each into the row that it leaves the least room in.
+    """Indices of samples for each row: the longest first, each into the fullest row that has room for it (best fit).
 
     lengths: of the samples, none above `room`, which is that of a row.
     """
-    found: list[list[int]] = []
-    with_room: dict[int, list[int]] = {}  # room that is left -> rows
-    rooms: list[int] = []  # the keys of `with_room`, in order
+    packed_rows: list[list[int]] = []
+    rows_with_room: dict[int, list[int]] = {}  # tokens of room that are left -> the rows
+    rooms: list[int] = []  # the keys of `rows_with_room`, in order
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         place = bisect.bisect_left(rooms, lengths[index])
-        if place == len(rooms):
-            left, number = room, len(found)
-            found.append([])
+        if place == len(rooms):  # no row has room
+            left = room
+            row = len(packed_rows)
+            packed_rows.append([])
         else:
             left = rooms[place]
-            number = with_room[left].pop()
-            if not with_room[left]:
-                del with_room[left], rooms[place]
-        found[number].append(index)
+            row = rows_with_room[left].pop()
+            if not rows_with_room[left]:
+                del rows_with_room[left]
+                del rooms[place]
+        packed_rows[row].append(index)
         left -= lengths[index]
-        if left not in with_room:
-            with_room[left] = []
+        if left not in rows_with_room:
+            rows_with_room[left] = []
             bisect.insort(rooms, left)
-        with_room[left].append(number)
-    return found
+        rows_with_room[left].append(row)
+    return packed_rows

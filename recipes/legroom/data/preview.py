@@ -13,40 +13,50 @@ BEGIN, END = ">>>", "<<<"
 
 
 def samples(data: Data, count: int) -> str:
-    """The first samples to train on as text: between BEGIN and END is what the loss looks at; of labelled texts all of
-    it is read, and the label is named."""
+    """The first samples to train on as text.
+
+    The tokens that the loss looks at stand between BEGIN and END. Of labelled texts the label is named instead.
+    """
     total = int(samples_in(data.train).sum())
     parts = []
-    for number, (ids, labels) in enumerate(itertools.islice(_apart(data), count), 1):
+    for number, (ids, labels) in enumerate(itertools.islice(_samples_apart(data), count), 1):
         title = f"sample {number} of {total:,}, {len(ids):,} tokens"
         if data.task in OF_ROWS:
-            parts.append(f"{title}, label {_label(data, labels)}:\n{_text(data.tokenizer, ids)}")
-            continue
-        trained = [label != IGNORE_INDEX for label in labels]
-        trained[0] = False  # nothing predicts the first token
-        title += f", {sum(trained):,} trained on (between {BEGIN} and {END})"
-        parts.append(f"{title}:\n{_marked(data.tokenizer, ids, trained)}")
+            title += f", label {_label(data, labels)}"
+            text = _text(data.tokenizer, ids)
+        else:
+            trained = [label != IGNORE_INDEX for label in labels]
+            trained[0] = False  # nothing predicts the first token
+            title += f", {sum(trained):,} trained on (between {BEGIN} and {END})"
+            text = _marked(data.tokenizer, ids, trained)
+        parts.append(f"{title}:\n{text}")
     return "\n\n".join(parts)
 
 
 def _label(data: Data, label: Any) -> str:
-    """A row's label by its names: a class, all that are true of several, or a number."""
+    """A row's label by its name: of a class, of all classes that the row has, or a number."""
     if data.task == "multi_label":
-        return ", ".join(name for name, has in zip(data.names, label) if has) or "none"
-    return data.names[label] if isinstance(label, int) and label < len(data.names) else str(label)
+        names = [name for name, has in zip(data.names, label) if has]
+        return ", ".join(names) or "none"
+    if isinstance(label, int) and label < len(data.names):
+        return data.names[label]
+    return str(label)
 
 
-def _apart(data: Data) -> Iterator[tuple[list[int], Any]]:
+def _samples_apart(data: Data) -> Iterator[tuple[list[int], Any]]:
     """(ids, labels) of each sample, also of those that are packed into one row."""
     for index in range(len(data.train)):
         tensors = data.train[index]
         if data.masking is not None:
             data.masking({key: value[None] for key, value in tensors.items()}, 0, [index])
         row = {key: value.tolist() for key, value in tensors.items()}
-        ids, labels = row["input_ids"], row.get("labels")
-        if labels is None:  # the answer to a question
-            answer = range(row["start_positions"], row["end_positions"] + 1)
-            labels = [0 if place in answer else IGNORE_INDEX for place in range(len(ids))]
+        ids = row["input_ids"]
+        if "labels" in row:
+            labels = row["labels"]
+        else:  # of a question, whose answer is a span
+            labels = [IGNORE_INDEX] * len(ids)
+            for place in range(row["start_positions"], row["end_positions"] + 1):
+                labels[place] = ids[place]
         if "position_ids" not in row:
             yield ids, labels
             continue

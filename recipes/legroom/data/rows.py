@@ -80,20 +80,23 @@ def windows(
     """
     places = []  # (begin, end, first token with a label) of each row
     for first, last in spans or [(0, len(tokens))]:
-        done = first
+        labelled_until = first
         for begin in itertools.count(max(0, first - (window - stride)), stride):
             end = min(begin + window, last)
             if end - begin < 2:  # one token predicts nothing
                 break
-            places.append((begin, end, done))
-            done = end
+            places.append((begin, end, labelled_until))
+            labelled_until = end
             if end == last:
                 break
-    ids, labels = [], []
-    for begin, end, done in (places[index] for index in chosen(len(places), most, seed)):
+    ids = []
+    labels = []
+    for index in chosen(len(places), most, seed):
+        begin, end, first_label = places[index]
+        row_labels = tokens[begin:end].copy()
+        row_labels[: first_label - begin] = collate.IGNORE_INDEX
         ids.append(tokens[begin:end])
-        labels.append(ids[-1].copy())
-        labels[-1][: done - begin] = collate.IGNORE_INDEX
+        labels.append(row_labels)
     return dataset(ids, labels), len(places)
 
 
@@ -101,16 +104,20 @@ def ragged(rows: Iterable[dict[str, Any]]) -> datasets.Dataset:
     """Rows of any lengths; each value is a list of numbers, mostly of one for each token, or one number. Kept in flat
     arrays of 64 bits a number."""
     values: dict[str, array] = {}
-    ends: dict[str, array] = {}
+    ends: dict[str, array] = {}  # of the columns of lists
     for row in rows:
         for key, value in row.items():
-            first = value if isinstance(value, (int, float)) else value[0]
-            flat = values.setdefault(key, array("d" if isinstance(first, float) else "q"))
-            if isinstance(value, (int, float)):
-                flat.append(value)
-            else:
-                flat.extend(value.tolist() if isinstance(value, numpy.ndarray) else value)
-                ends.setdefault(key, array("q", [0])).append(len(flat))
+            is_number = isinstance(value, (int, float))
+            if key not in values:
+                first = value if is_number else value[0]
+                values[key] = array("d" if isinstance(first, float) else "q")
+                if not is_number:
+                    ends[key] = array("q", [0])
+            if is_number:
+                values[key].append(value)
+                continue
+            values[key].extend(value.tolist() if isinstance(value, numpy.ndarray) else value)
+            ends[key].append(len(values[key]))
     columns = {}
     for key, flat in values.items():
         column = pyarrow.array(numpy.frombuffer(flat, dtype=flat.typecode))

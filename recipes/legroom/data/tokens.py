@@ -37,22 +37,37 @@ class Tokens:
         else:
             self.tokenizer = _load(name, key)
         backend = getattr(self.tokenizer, "backend_tokenizer", None)  # of a fast one
-        self._given = [getattr(backend, setting, None) for setting in ("truncation", "padding")]
+        self._truncation = getattr(backend, "truncation", None)
+        self._padding = getattr(backend, "padding", None)
         self.in_bytes = byte_tokenizer.is_byte_tokenizer(self.tokenizer)
-        self.end, self.pad = self._special("eos", "sep", "pad"), self._special("pad", "eos", "sep") or 0
+        self.end = self._special("eos", "sep", "pad")
+        self.pad = self._special("pad", "eos", "sep") or 0
         self.vocab = max(self.tokenizer.get_vocab().values()) + 1
 
     def _special(self, *kinds: str) -> int | None:
         """The id of the first of these kinds of special token that the tokenizer has."""
-        found = (getattr(self.tokenizer, f"{kind}_token_id") for kind in kinds)
-        return next((number for number in found if number is not None), None)
+        for kind in kinds:
+            token_id = getattr(self.tokenizer, f"{kind}_token_id")
+            if token_id is not None:
+                return token_id
+        return None
 
     def as_given(self) -> Any:
-        """The tokenizer, which cuts and pads again as it was loaded: encoding has changed both, and it is saved so."""
-        backend, (cuts, pads) = getattr(self.tokenizer, "backend_tokenizer", None), self._given
-        if backend is not None:
-            backend.enable_truncation(**cuts) if cuts else backend.no_truncation()
-            backend.enable_padding(**pads) if pads else backend.no_padding()
+        """The tokenizer with the truncation and the padding that it was loaded with, to be saved.
+
+        Encoding has changed both.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return self.tokenizer
+        if self._truncation:
+            backend.enable_truncation(**self._truncation)
+        else:
+            backend.no_truncation()
+        if self._padding:
+            backend.enable_padding(**self._padding)
+        else:
+            backend.no_padding()
         return self.tokenizer
 
     def ids(self, text: str, special: bool = True) -> Any:
@@ -61,13 +76,22 @@ class Tokens:
             return byte_ids(text)
         if len(text) <= PIECE:
             return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-        around, whole = (self.tokenizer(each, add_special_tokens=special)["input_ids"] for each in ("", "a"))
-        begin = list(itertools.takewhile(set(around).__contains__, whole))
-        parts = [begin, *(self.ids(piece, special=False) for piece in _pieces(text)), around[len(begin) :]]
+        before, after = self._around(special)
+        parts = [before]
+        for piece in _pieces(text):
+            parts.append(self.ids(piece, special=False))
+        parts.append(after)
         return numpy.concatenate([numpy.asarray(part, dtype=numpy.int64) for part in parts])
 
+    def _around(self, special: bool) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before a text, and those that it puts behind one."""
+        around = self.tokenizer("", add_special_tokens=special)["input_ids"]
+        with_text = self.tokenizer("a", add_special_tokens=special)["input_ids"]
+        before = list(itertools.takewhile(lambda token_id: token_id in around, with_text))
+        return before, around[len(before) :]
+
     def need_mask(self, name: str) -> None:
-        """Bytes get a token for the mask, and any other tokenizer has to have one. Raises Refusal. name: of it."""
+        """Adds a token for the mask to bytes. Raises Refusal for a tokenizer without one. name: the tokenizer's."""
         if self.tokenizer.mask_token_id is None and not self.in_bytes:
             raise Refusal(
                 f"data.tokenizer={name} has no token for the mask, which data.task=masked_lm needs. Take the tokenizer "
@@ -92,16 +116,21 @@ class Tokens:
         """Two texts as one row, like `row`; the longer text is cut first."""
         if not self.in_bytes:
             return self._encoded(longest, first, second)
-        one, two = byte_ids(first), byte_ids(second)
+        first_ids = byte_ids(first)
+        second_ids = byte_ids(second)
         room = longest - 1  # without the end id between the two
-        cut = len(one) + len(two) > room
-        one = one[: max(room - len(two), (room + 1) // 2)]
-        return {"input_ids": numpy.concatenate([one, [self.end or 0], two[: room - len(one)]])}, cut
+        is_cut = len(first_ids) + len(second_ids) > room
+        first_ids = first_ids[: max(room - len(second_ids), (room + 1) // 2)]
+        second_ids = second_ids[: room - len(first_ids)]
+        return {"input_ids": numpy.concatenate([first_ids, [self.end or 0], second_ids])}, is_cut
 
     def _encoded(self, longest: int, *texts: str) -> tuple[dict[str, Any], bool]:
-        row = self.tokenizer(*texts, truncation=True, max_length=longest, verbose=False)
-        cut = len(row["input_ids"]) >= longest and len(self.tokenizer(*texts, verbose=False)["input_ids"]) > longest
-        return {key: row[key] for key in ("input_ids", "token_type_ids") if key in row}, cut
+        encoded = self.tokenizer(*texts, truncation=True, max_length=longest, verbose=False)
+        row = {key: encoded[key] for key in ("input_ids", "token_type_ids") if key in encoded}
+        is_cut = False
+        if len(row["input_ids"]) >= longest:
+            is_cut = len(self.tokenizer(*texts, verbose=False)["input_ids"]) > longest
+        return row, is_cut
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -109,7 +138,10 @@ def _pieces(text: str) -> Iterator[str]:
     first = 0
     while first < len(text):
         last = first + PIECE
-        last = (last < len(text) and text.rfind("\n", first, last) + 1) or last
+        if last < len(text):
+            line_break = text.rfind("\n", first, last)
+            if line_break >= 0:
+                last = line_break + 1
         yield text[first:last]
         first = last
 
@@ -124,11 +156,14 @@ def _load(name: str, key: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name, trust_remote_code=False)
     except Exception as error:
-        others = "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
-        advice = others if key == "data.tokenizer" else NO_TOKENIZER
-        advice = paths.not_pulled(folder) or advice
+        advice = paths.not_pulled(folder)
+        if not advice and key == "data.tokenizer":
+            advice = "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
+        elif not advice:
+            advice = NO_TOKENIZER
         raise Refusal(f"{key}={name} cannot be loaded: {first_line(error)} {advice}") from error
-    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:  # made up for want of files
+    ordinary_tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    if len(ordinary_tokens) < 2:  # transformers has made it without any file
         raise Refusal(f"{key}={name} brings no tokenizer: no file with a vocabulary is there. {NO_TOKENIZER}")
     return tokenizer
 
@@ -139,8 +174,9 @@ def for_data(cfg: Config, vocab: int, warn: Callable[[str], object]) -> Tokens:
     vocab: of the model. warn: is given what is assumed of the weights. Raises Refusal if pretrained weights were
     trained on other ids than bytes, and bytes are what the data is in.
     """
-    name, pretrained = cfg.data.tokenizer or "bytes", cfg.model.pretrained
-    asked = f"data.tokenizer={name}" if cfg.data.tokenizer else f"data={cfg.data.name} (bytes)"
+    name = cfg.data.tokenizer or "bytes"
+    pretrained = cfg.model.pretrained
+    typed = f"data.tokenizer={name}" if cfg.data.tokenizer else f"data={cfg.data.name} (bytes)"
     if not pretrained:
         return Tokens(name)
     if name == pretrained:
@@ -152,20 +188,23 @@ def for_data(cfg: Config, vocab: int, warn: Callable[[str], object]) -> Tokens:
         if not tokens.in_bytes or vocab <= LARGEST_BYTE_VOCAB:
             warn(
                 f"model.pretrained={pretrained} brings no tokenizer: its weights are assumed to have been trained on "
-                f"the ids of {asked}."
+                f"the ids of {typed}."
             )
             return tokens
         raise Refusal(
-            f"{asked}: the vocabulary of model.pretrained={pretrained} has {vocab:,} tokens, so it is not one of "
+            f"{typed}: the vocabulary of model.pretrained={pretrained} has {vocab:,} tokens, so it is not one of "
             f"bytes, and no tokenizer lies beside the weights. {NO_TOKENIZER}"
         ) from None
     if own.get_vocab() == tokens.tokenizer.get_vocab():
         return tokens
     if tokens.in_bytes:
-        instead = "Choose data=text with data.path=, which takes the model's tokenizer."
+        if cfg.data.tokenizer:
+            instead = "Leave data.tokenizer out."
+        else:
+            instead = "Choose data=text with data.path=, which takes the model's tokenizer."
         raise Refusal(
-            f"{asked}: the weights of model.pretrained={pretrained} were trained on the {len(own):,} tokens of its own "
-            f"tokenizer, not on bytes. {'Leave data.tokenizer out.' if cfg.data.tokenizer else instead}"
+            f"{typed}: the weights of model.pretrained={pretrained} were trained on the {len(own):,} tokens of its own "
+            f"tokenizer, not on bytes. {instead}"
         )
-    warn(f"{asked} is not the tokenizer of model.pretrained={pretrained}: the weights were trained on other ids.")
+    warn(f"{typed} is not the tokenizer of model.pretrained={pretrained}: the weights were trained on other ids.")
     return tokens

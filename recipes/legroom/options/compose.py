@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from legroom import config, paths
 from legroom.errors import Refusal
-from legroom.options import batch, hydra_errors, menus, save, validate
+from legroom.options import hydra_errors, menus, save, validate
 from legroom.records import record
 from legroom.records.environment import collect_environment
 
@@ -39,8 +39,9 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     """
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
-    choices, overrides = dict(hydra_config.runtime.choices), list(hydra_config.overrides.task)
-    given = {override.lstrip("+~").split("=")[0] for override in overrides}
+    choices = dict(hydra_config.runtime.choices)
+    overrides = list(hydra_config.overrides.task)
+    typed_keys = {override.lstrip("+~").split("=")[0] for override in overrides}
     without_option = hydra_errors.option_problems(values, choices, folders)
     if without_option:
         return None, None, without_option
@@ -48,16 +49,17 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     if cfg.save.final is None:
         cfg.save.final = save.final_by_default(cfg, hydra_config.mode == RunMode.MULTIRUN)
     try:
-        problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
+        problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, typed_keys)
     except Refusal as refusal:  # of a path that no file system takes
         return None, None, [str(refusal)]
-    problems = problems or validate.choose(cfg)
-    resolved, environment = config.to_dict(cfg), collect_environment(cfg)
+    if not problems:
+        problems = validate.choose(cfg)
+    resolved = config.to_dict(cfg)
+    environment = collect_environment(cfg)
     if paths.own_menus():
         environment["menus"] = paths.menus_as_typed()
     key = record.config_key(resolved, environment["versions"])
-    advice = [] if problems else batch.rate_advice(cfg, overrides, folders)
-    return cfg, record.Record(cfg.recipe.kind, overrides, resolved, key, environment, warnings=advice), problems
+    return cfg, record.Record(cfg.recipe.kind, overrides, resolved, key, environment), problems
 
 
 def compose(conf: Path, *overrides: str) -> Prepared:
@@ -66,15 +68,16 @@ def compose(conf: Path, *overrides: str) -> Prepared:
     conf: the folder of the menus.
     """
     store_schema()
-    own = paths.own_menus()
-    if own:
-        overrides = (*overrides, f"hydra.searchpath={json.dumps([str(folder) for folder in own], ensure_ascii=False)}")
+    own_folders = paths.own_menus()
+    if own_folders:
+        searched = json.dumps([str(folder) for folder in own_folders], ensure_ascii=False)
+        overrides = (*overrides, f"hydra.searchpath={searched}")
     with hydra.initialize_config_dir(str(conf.absolute()), version_base="1.3"):
         composed = hydra.compose("config", list(overrides), return_hydra_config=True)
     hydra_config = composed.hydra
     with open_dict(composed):
         del composed.hydra
-    return prepare(composed, hydra_config, [conf, *own])
+    return prepare(composed, hydra_config, [conf, *own_folders])
 
 
 def compose_valid(conf: Path, *overrides: str) -> tuple[config.Config, record.Record]:

@@ -17,7 +17,7 @@ BYTE_VOCAB = 257  # token 0 ends a text and pads a batch; byte b is token b + 1
 
 @dataclass(frozen=True)
 class Published:
-    """A data set of the Hub. columns: its own name of a column -> the name in this project."""
+    """A data set of the Hub. columns: the data set's name of a column -> the name in this project."""
 
     repository: str
     config: str
@@ -36,7 +36,9 @@ SPLITS = ("train", "validation")
 def listed(names: Iterable[str]) -> str:
     """Names as a list in a sentence: 'a, b and c'."""
     *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -45,12 +47,16 @@ def listed(names: Iterable[str]) -> str:
 def compression(path: Path) -> str:
     """The suffix that says how a file is compressed, in lower case; '' for one that is not."""
     suffix = path.suffix.lower()
-    return suffix if suffix in COMPRESSED else ""
+    if suffix in COMPRESSED:
+        return suffix
+    return ""
 
 
 def kind(path: Path) -> str:
     """The suffix of what is in a file, in lower case, without that of its compression: one of SUFFIXES, or another."""
-    suffix = (path.with_suffix("") if compression(path) else path).suffix.lower()
+    if compression(path):
+        path = path.with_suffix("")
+    suffix = path.suffix.lower()
     return OTHER_NAMES.get(suffix, suffix)
 
 
@@ -60,54 +66,71 @@ def find(pattern: str, key: str) -> list[Path]:
     key: the option that names them, for the message.
     """
     path = paths.expanded(pattern)
-    kinds = ", ".join(SUFFIXES[:-1]) + f" or {SUFFIXES[-1]}"
+    known_suffixes = ", ".join(SUFFIXES[:-1]) + f" or {SUFFIXES[-1]}"
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if kind(p) in SUFFIXES and p.is_file() and p.name[0] != ".")
+        files = _files_below(path)
+    elif path.exists():
+        files = [path]
     else:
-        found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
-    if not found:
-        raise Refusal(
-            f"{key}={pattern}: "
-            + (f"the folder holds no {kinds} file." if path.is_dir() else "there is no such file or folder.")
-        )
-    suffixes = {kind(p) for p in found}
+        files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+    if not files:
+        if path.is_dir():
+            raise Refusal(f"{key}={pattern}: the folder holds no {known_suffixes} file.")
+        raise Refusal(f"{key}={pattern}: there is no such file or folder.")
+
+    suffixes = {kind(file) for file in files}
     if suffixes == {""}:
         raise Refusal(
-            f"{key}={pattern}: {found[0].name} has no suffix, which says what is in a file: {kinds}. Rename it."
+            f"{key}={pattern}: {files[0].name} has no suffix, which says what is in a file: {known_suffixes}. Rename "
+            "it."
         )
-    if len(suffixes) > 1 or suffixes - set(SUFFIXES):
-        found_kinds = ", ".join(suffix or "without a suffix" for suffix in sorted(suffixes))
-        raise Refusal(f"{key}={pattern}: the files are {found_kinds}; give one kind out of {kinds}.")
-    if ".parquet" in suffixes and any(map(compression, found)):
+    if len(suffixes) > 1 or not suffixes <= set(SUFFIXES):
+        names = ", ".join(suffix or "without a suffix" for suffix in sorted(suffixes))
+        raise Refusal(f"{key}={pattern}: the files are {names}; give one kind out of {known_suffixes}.")
+
+    compressions = {compression(file) for file in files}
+    if ".parquet" in suffixes and compressions != {""}:
         raise Refusal(f"{key}={pattern}: a .parquet file is compressed inside; unpack it first.")
-    if any(compression(p) == ".zst" for p in found) and not host.has("zstandard"):
+    if ".zst" in compressions and not host.has("zstandard"):
         raise Refusal(f"{key}={pattern}: .zst files need a package: pip install zstandard. Or unpack them: unzstd FILE")
-    return found
+    return files
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The files of texts in a folder and its folders, without hidden ones."""
+    files = []
+    for path in folder.rglob("*"):
+        if kind(path) in SUFFIXES and path.is_file() and not path.name.startswith("."):
+            files.append(path)
+    return sorted(files)
 
 
 def splits(name: str, pattern: str) -> list[list[Path]]:
     """The files of each of SPLITS in a local copy of a data set of the Hub. Raises Refusal if one has no files."""
-    found = find(pattern, "data.path")
-    parts = [[path for path in found if path.name.startswith(split)] for split in SPLITS]
-    for split, part in zip(SPLITS, parts):
+    files = find(pattern, "data.path")
+    parts = []
+    for split in SPLITS:
+        part = [path for path in files if path.name.startswith(split)]
         if not part:
             raise Refusal(f"data.path={pattern} has no file whose name begins with {split}. {expected_files(name)}")
-    refuse_without_labels(found, PUBLISHED[name].columns, pattern)
+        parts.append(part)
+    refuse_without_labels(files, PUBLISHED[name].columns, pattern)
     return parts
 
 
 def expected_files(name: str) -> str:
     """The message that says which files `data.path=` needs for a data set of the Hub."""
     columns = PUBLISHED[name].columns
-    kinds = [suffix for suffix in SUFFIXES if suffix != ".txt" or "label" not in columns.values()]
-    return (
-        f"data={name} needs a folder with {listed(f'{split}*' for split in SPLITS)} files ({', '.join(kinds)}), "
-        f"with the column{'s' * (len(columns) > 1)} {listed(columns)}."
-    )
+    suffixes = list(SUFFIXES)
+    if "label" in columns.values():
+        suffixes.remove(".txt")
+    files = listed(f"{split}*" for split in SPLITS) + f" files ({', '.join(suffixes)})"
+    column = "column" if len(columns) == 1 else "columns"
+    return f"data={name} needs a folder with {files}, with the {column} {listed(columns)}."
 
 
 def refuse_without_labels(files: list[Path], columns: dict[str, str], pattern: str) -> None:
-    """Raise Refusal for .txt files if the columns are more than the text."""
+    """Raises Refusal for .txt files if the columns are more than the text."""
     if len(columns) > 1 and kind(files[0]) == ".txt":
         raise Refusal(
             f"data.path={pattern}: a .txt file has no labels. Give {', '.join(SUFFIXES[1:])} files "

@@ -10,8 +10,10 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Typed keys that only an estimate reads."""
     if cfg.predicts:
         return []
-    typed = [key for key in ("estimate.explain", "estimate.hint_seconds") if key in given]
-    lines = [f"{key} belongs to recipe=estimate. Leave it out, or add recipe=estimate." for key in typed]
+    lines = []
+    for key in ("estimate.explain", "estimate.hint_seconds"):
+        if key in given:
+            lines.append(f"{key} belongs to recipe=estimate. Leave it out, or add recipe=estimate.")
     if "estimate.margin" in given and cfg.accumulation.kind != "auto":
         lines.append(
             "estimate.margin belongs to recipe=estimate and to accumulation=auto. Leave it out, or add one of them."

@@ -6,55 +6,104 @@ from legroom.config import Config
 from legroom.options import data as data_options
 from legroom.options import hooks, task
 
+LEAVE_ONE_OUT = "Leave one of them out."
+
 
 def resolve(cfg: Config) -> list[str]:
     """None stands for 0: the key is recorded where something is asked for."""
-    cfg.eval.generate = cfg.eval.generate or None
+    if cfg.eval.generate == 0:
+        cfg.eval.generate = None
     return []
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """A sliding window where there is no text for it, or one that leaves tokens out; an evaluation between steps that
-    would change the training."""
-    asked = {key: getattr(cfg.eval, key) for key in ("every_steps", "generate", "window", "stride")}
-    typed = {key: f"eval.{key}={value}" for key, value in asked.items() if value is not None}
-    every, generate = typed.get("every_steps"), typed.get("generate")
-    slides = " and ".join(typed[key] for key in ("window", "stride") if key in typed)
-    off, dummy, causal = not cfg.eval.enabled, cfg.data.kind == "dummy", task.is_causal(cfg)
-    talks = task.has_conversations(cfg)
-    one, sharded = "Leave one of them out.", cfg.parallelism.kind in ("fsdp", "fsdp_tp", "pipeline", "zero")
-    typed_precision = cfg.eval.precision and f"eval.precision={cfg.eval.precision}"
-    precision = f"{typed_precision}, which rounds the weights that are trained on"
-    bound = "eval.max_samples" in given and f"eval.max_samples={cfg.eval.max_samples or 'null'}"
-    rules = (
-        ("eval.precision" in given and typed_precision, off, f" does not go with eval.enabled=false. {one}"),
-        (cfg.eval.max_samples and bound, off, f" does not go with eval.enabled=false. {one}"),
-        (bound, own := cfg.data.eval_samples, f" would be ignored beside data.eval_samples={own}. Type that instead."),
-        (every or slides, off, f" is not supported with eval.enabled=false. {one}"),
-        (every, cfg.eval.precision, f" is not supported with {precision}. {one}"),
-        (generate, off, f" does not go with eval.enabled=false. {one}"),
-        (generate, dummy, f" does not go with data=dummy, whose ids stand for no text. {one}"),
-        (generate, not causal, f" does not go with a model that predicts no next token. {one}"),
-        (generate, sharded, f" does not go with parallelism={cfg.parallelism.name}. {one}"),
-        (slides, dummy, ": data=dummy has no text for a window to slide over. Leave it out, or choose data=source."),
-        (slides, talks, ": a window slides over one long text, not over conversations. Leave it out."),
-        (slides, not causal, " is for causal language models, whose evaluation scores each next token. Leave it out."),
-    )
-    refused = next((f"{what}{why}" for what, holds, why in rules if what and holds), None)
-    if refused or not slides:
-        return [refused] if refused else []
+    """Keys of an evaluation that cannot be done as asked, the first of them alone."""
+    for check in (_bounds, _between_steps, _generation, _sliding_window):
+        problem = check(cfg, given)
+        if problem is not None:
+            return [problem]
+    return []
+
+
+def _bounds(cfg: Config, given: Collection[str]) -> str | None:
+    """A precision or a number of samples that nothing uses."""
+    section = cfg.eval
+    if not section.enabled:
+        if "eval.precision" in given and section.precision:
+            return f"eval.precision={section.precision} does not go with eval.enabled=false. {LEAVE_ONE_OUT}"
+        if "eval.max_samples" in given and section.max_samples:
+            return f"eval.max_samples={section.max_samples} does not go with eval.enabled=false. {LEAVE_ONE_OUT}"
+    if "eval.max_samples" in given and cfg.data.eval_samples:
+        typed = f"eval.max_samples={section.max_samples or 'null'}"
+        return f"{typed} would be ignored beside data.eval_samples={cfg.data.eval_samples}. Type that instead."
+    return None
+
+
+def _typed_window(cfg: Config) -> str | None:
+    """The keys of a sliding window as typed; None where there is none."""
+    typed = []
+    if cfg.eval.window is not None:
+        typed.append(f"eval.window={cfg.eval.window}")
+    if cfg.eval.stride is not None:
+        typed.append(f"eval.stride={cfg.eval.stride}")
+    return " and ".join(typed) or None
+
+
+def _between_steps(cfg: Config, given: Collection[str]) -> str | None:
+    """An evaluation between steps, or a window, without an evaluation; or one that would change the training."""
+    every_steps = cfg.eval.every_steps
+    if not cfg.eval.enabled:
+        typed = _typed_window(cfg) if every_steps is None else f"eval.every_steps={every_steps}"
+        if typed is not None:
+            return f"{typed} is not supported with eval.enabled=false. {LEAVE_ONE_OUT}"
+    if every_steps is not None and cfg.eval.precision:
+        return (
+            f"eval.every_steps={every_steps} is not supported with eval.precision={cfg.eval.precision}, which rounds "
+            f"the weights that are trained on. {LEAVE_ONE_OUT}"
+        )
+    return None
+
+
+def _generation(cfg: Config, given: Collection[str]) -> str | None:
+    """Generated answers of a model or a training that has none."""
+    if cfg.eval.generate is None:
+        return None
+    if not cfg.eval.enabled:
+        other = "eval.enabled=false"
+    elif cfg.data.kind == "dummy":
+        other = "data=dummy, whose ids stand for no text"
+    elif not task.is_causal(cfg):
+        other = "a model that predicts no next token"
+    elif cfg.parallelism.kind in ("fsdp", "fsdp_tp", "pipeline", "zero"):
+        other = f"parallelism={cfg.parallelism.name}"
+    else:
+        return None
+    return f"eval.generate={cfg.eval.generate} does not go with {other}. {LEAVE_ONE_OUT}"
+
+
+def _sliding_window(cfg: Config, given: Collection[str]) -> str | None:
+    """A sliding window where there is no text for it, or one that leaves tokens out."""
+    typed = _typed_window(cfg)
+    if typed is None:
+        return None
+    if cfg.data.kind == "dummy":
+        return f"{typed}: data=dummy has no text for a window to slide over. Leave it out, or choose data=source."
+    if task.has_conversations(cfg):
+        return f"{typed}: a window slides over one long text, not over conversations. Leave it out."
+    if not task.is_causal(cfg):
+        return f"{typed} is for causal language models, whose evaluation scores each next token. Leave it out."
     window, stride = data_options.window_and_stride(cfg)
     if stride > window:
-        return [
+        return (
             f"eval.stride={stride} is more than eval.window={window} (null: data.seq_len), so tokens between two "
             f"windows would not be scored. Type eval.stride={window} or less."
-        ]
+        )
     if cfg.data.kind == "source" and stride > cfg.data.seq_len:
-        return [
+        return (
             f"data=source is evaluated in passages of data.seq_len={cfg.data.seq_len} tokens, so a window cannot "
             f"move on by {stride}. Type eval.stride={cfg.data.seq_len} or less."
-        ]
-    return []
+        )
+    return None
 
 
 hooks.register_module("eval", globals())

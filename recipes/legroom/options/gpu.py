@@ -1,5 +1,6 @@
 """gpu: the figures of GPUs, from the menu. One source for predictions and for MFU's denominator."""
 
+import math
 from collections.abc import Collection
 
 from legroom import config
@@ -8,7 +9,7 @@ from legroom.machine import gpu_specs, host
 from legroom.options import hooks, requirements
 from legroom.ranks import rank_info
 
-ONE_MACHINE = (
+NETWORK_OF_ONE_MACHINE = (
     "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or "
     "leave it out."
 )
@@ -17,13 +18,19 @@ NOT_OF_A_SHEET = ("host_factor", "machines", "machine_link_gb_per_second", "pric
 
 def ranks_per_machine(cfg: Config) -> int:
     """How many of the ranks of an estimate are on one machine."""
-    return max(1, (cfg.parallelism.num_processes or 1) // (cfg.gpu.machines or 1))
+    ranks = cfg.parallelism.num_processes or 1
+    machines = cfg.gpu.machines or 1
+    return max(1, ranks // machines)
 
 
 def sharding_group(cfg: Config) -> int:
     """Ranks that share one copy of the model in the hybrid strategies: `shard_size`, or the ranks of a machine."""
+    if cfg.parallelism.shard_size:
+        return cfg.parallelism.shard_size
     rank = rank_info.current_rank()
-    return cfg.parallelism.shard_size or (rank.local_world_size if rank.launched else ranks_per_machine(cfg))
+    if rank.launched:
+        return rank.local_world_size
+    return ranks_per_machine(cfg)
 
 
 def resolve(cfg: Config) -> list[str]:
@@ -32,29 +39,35 @@ def resolve(cfg: Config) -> list[str]:
         return []
     if not host.gpus():
         return [f"recipe=estimate: there is no GPU here to predict for. Choose one, gpu={gpu_specs.names()}."]
-    here = host.gpus()[0]
-    figures = gpu_specs.find(here.name, here.memory_bytes)
+    installed = host.gpus()[0]
+    figures = gpu_specs.find(installed.name, installed.memory_bytes)
     if figures is None:
-        return [f"gpu=auto: there are no figures of {here.name}. Choose a GPU near to it, gpu={gpu_specs.names()}."]
-    installed = figures | {
+        return [
+            f"gpu=auto: there are no figures of {installed.name}. Choose a GPU near to it, gpu={gpu_specs.names()}."
+        ]
+    values = figures | {
         "name": cfg.gpu.name,
         "kind": "auto",
-        "device_name": here.name,
-        "memory_bytes": here.memory_bytes,
-        "capability": ".".join(map(str, here.capability)),
-        **{key: getattr(cfg.gpu, key) for key in NOT_OF_A_SHEET},
+        "device_name": installed.name,
+        "memory_bytes": installed.memory_bytes,
+        "capability": ".".join(str(number) for number in installed.capability),
     }
-    cfg.gpu = config.from_dict(installed, config.Gpu)
+    for key in NOT_OF_A_SHEET:
+        values[key] = getattr(cfg.gpu, key)
+    cfg.gpu = config.from_dict(values, config.Gpu)
     cfg.target = host.target(cfg)
     return []
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A training run may name the installed GPU only, as the commands that fit prints do; an estimate has no CPU."""
+    lines = _option_problems(cfg)
     if (cfg.gpu.machines or 1) > 1:
-        return _option_problems(cfg) + _machines_problems(cfg)
-    alone = cfg.gpu.machine_link_gb_per_second is not None and cfg.predicts
-    return _option_problems(cfg) + _peak_problems(cfg) + [ONE_MACHINE] * alone
+        return lines + _machines_problems(cfg)
+    lines += _peak_problems(cfg)
+    if cfg.predicts and cfg.gpu.machine_link_gb_per_second is not None:
+        lines.append(NETWORK_OF_ONE_MACHINE)
+    return lines
 
 
 def _peak_problems(cfg: Config) -> list[str]:
@@ -62,7 +75,9 @@ def _peak_problems(cfg: Config) -> list[str]:
     if not cfg.predicts or cfg.device == "cpu" or cfg.gpu.kind == "auto":
         return []
     dtype = {"bf16_pure": "bf16", "fp8": "bf16"}.get(cfg.precision.kind, cfg.precision.kind)
-    if getattr(cfg.gpu, f"{dtype}_tflops") is not None or requirements.problems(cfg, "precision"):
+    if getattr(cfg.gpu, f"{dtype}_tflops") is not None:
+        return []
+    if requirements.problems(cfg, "precision"):  # the GPU lacks the type
         return []
     return [
         f"precision={cfg.precision.name}: the peak of {cfg.gpu.device_name} in {dtype} is not known. Add "
@@ -72,52 +87,60 @@ def _peak_problems(cfg: Config) -> list[str]:
 
 def _machines_problems(cfg: Config) -> list[str]:
     """Several machines whose ranks or whose network are not known."""
-    own, machines = cfg.parallelism, cfg.gpu.machines
+    machines = cfg.gpu.machines
     if not cfg.predicts or cfg.device == "cpu":
         return [
             f"gpu.machines={machines} is for an estimate of a step on GPUs. A training has the machines on which a "
             "launcher starts its ranks (docs/clusters.md). Leave it out."
         ]
-    found = []
+    lines = []
     if cfg.gpu.machine_link_gb_per_second is None:
-        found.append(
+        lines.append(
             f"gpu.machines={machines}: the network between them is missing. Add gpu.machine_link_gb_per_second=, the "
             "GB/s of one machine in each direction, of all its network cards together: 50 for 400 Gb/s."
         )
-    if own.one_process:
-        found.append(
-            f"gpu.machines={machines} needs ranks on each of them, and parallelism={own.name} is one process. Type "
-            f"parallelism=ddp or parallelism=fsdp with parallelism.num_processes={8 * machines}, of all machines."
+    ranks = cfg.parallelism.num_processes or 0
+    if cfg.parallelism.one_process:
+        lines.append(
+            f"gpu.machines={machines} needs ranks on each of them, and parallelism={cfg.parallelism.name} is one "
+            f"process. Type parallelism=ddp or parallelism=fsdp with parallelism.num_processes={8 * machines}, of all "
+            "machines."
         )
-    elif (own.num_processes or 0) % machines:
-        above = -(-(own.num_processes or 0) // machines) * machines
-        found.append(
-            f"parallelism.num_processes={own.num_processes} is the number of ranks of all machines, and cannot be "
-            f"divided equally among gpu.machines={machines}. Type parallelism.num_processes={above}, or another "
-            "multiple."
+    elif ranks % machines != 0:
+        next_multiple = math.ceil(ranks / machines) * machines
+        lines.append(
+            f"parallelism.num_processes={ranks} is the number of ranks of all machines, and cannot be divided equally "
+            f"among gpu.machines={machines}. Type parallelism.num_processes={next_multiple}, or another multiple."
         )
-    return found
+    return lines
 
 
 def _is_installed(gpu: config.Gpu) -> bool:
     """Whether the GPU of this machine has the figures of an option, whatever the option is called."""
-    here = host.gpus()
-    figures = gpu_specs.find(here[0].name, here[0].memory_bytes) if here else None
+    gpus = host.gpus()
+    if not gpus:
+        return False
+    figures = gpu_specs.find(gpus[0].name, gpus[0].memory_bytes)
     if figures is None:
         return False
-    return all(getattr(gpu, key) == value for key, value in figures.items() if key not in ("name", *NOT_OF_A_SHEET))
+    for key, value in figures.items():
+        if key not in ("name", *NOT_OF_A_SHEET) and getattr(gpu, key) != value:
+            return False
+    return True
 
 
 def _option_problems(cfg: Config) -> list[str]:
     """A GPU that is neither installed nor predicted for."""
-    name, estimated, on_cpu = cfg.gpu.name, cfg.predicts, cfg.device == "cpu"
-    if cfg.gpu.kind == "auto" or (not on_cpu and (estimated or _is_installed(cfg.gpu))):
+    name = cfg.gpu.name
+    if cfg.gpu.kind == "auto":
         return []
-    if estimated:
+    if cfg.predicts and cfg.device == "cpu":
         return [
             f"device=cpu asks for the tensors of a run on a CPU, and gpu={name} for those on a GPU. Leave one of them "
             "out."
         ]
+    if cfg.predicts or (cfg.device != "cpu" and _is_installed(cfg.gpu)):
+        return []
     return [
         f"gpu={name} belongs to recipe=estimate, which predicts; recipe={cfg.recipe.name} trains on the GPU at hand. "
         "Add recipe=estimate, or leave gpu= out."

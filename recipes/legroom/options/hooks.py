@@ -100,30 +100,45 @@ class Conflict:
 
     def line(self, cfg: Config, more: str = "") -> str | None:
         """What is wrong with a configuration that has both; None for any other. more: a choice that it would have."""
-        both = _chosen(cfg, self.this, more), _chosen(cfg, self.other, more)
-        return None if None in both else f"{both[0]} does not go with {both[1]}{self.why}. {self.instead}"
+        this = _chosen(cfg, self.this, more)
+        other = _chosen(cfg, self.other, more)
+        if this is None or other is None:
+            return None
+        return f"{this} does not go with {other}{self.why}. {self.instead}"
 
 
 def _chosen(cfg: Config, choice: str, more: str) -> str | None:
-    """The one of the values of a choice that a configuration has, as typed."""
+    """The one of the values of a choice that a configuration has, as typed; None if it has none of them.
+
+    more: see `Conflict.line`.
+    """
     key, _, values = choice.partition("=")
-    found: Any = cfg
+    chosen: Any = cfg
     for part in key.split("."):
-        found = getattr(found, part)
-    text = str(found).lower() if isinstance(found, bool) else str(found)
-    shown = text
-    if isinstance(found, Menu):  # of an option of one's own the kind decides, and its name is what was typed
-        text, shown = str(getattr(found, "kind", found.name)), found.name
+        chosen = getattr(chosen, part)
     if more.startswith(f"{key}="):
-        text = shown = more.partition("=")[2]
-    has = text in values.split(",") if values else text not in ("None", "false")
-    return f"{key}={shown}" if has else None
+        value = typed = more.partition("=")[2]
+    elif isinstance(chosen, Menu):  # of a person's own option the kind decides, and its name is what was typed
+        value = str(getattr(chosen, "kind", chosen.name))
+        typed = chosen.name
+    elif isinstance(chosen, bool):
+        value = typed = str(chosen).lower()
+    else:
+        value = typed = str(chosen)
+    if values:
+        is_chosen = value in values.split(",")
+    else:
+        is_chosen = value not in ("None", "false")
+    return f"{key}={typed}" if is_chosen else None
 
 
 def is_possible(cfg: Config, choice: str) -> bool:
     """Whether a configuration is in no conflict with one more choice, as `optim=sgd`."""
-    conflicts = [conflict for each in registered().values() for conflict in each.conflicts]
-    return not any(each.line(cfg, choice) and not each.line(cfg) for each in conflicts)
+    for hooks in registered().values():
+        for conflict in hooks.conflicts:
+            if conflict.line(cfg, choice) and not conflict.line(cfg):
+                return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -205,9 +220,16 @@ FIELDS = tuple(each.name for each in dataclasses.fields(Config))
 def register_module(name: str, members: Mapping[str, Any]) -> None:
     """Registers what a module contributes to a menu, a section or a key, as `model.attention`. members: its globals."""
     assert name.partition(".")[0] in FIELDS, f"Config has no field {name}"
-    found = {each.name: members.get(each.name, members.get(each.name.upper())) for each in dataclasses.fields(Hooks)}
-    found["apply"] = members["__package__"] if found["chosen"] else None
-    _REGISTRY[name] = Hooks(**{key: value for key, value in found.items() if value is not None})
+    contributed = {}
+    for member in dataclasses.fields(Hooks):
+        value = members.get(member.name, members.get(member.name.upper()))
+        if value is not None:
+            contributed[member.name] = value
+    if "chosen" in contributed:
+        contributed["apply"] = members["__package__"]
+    else:
+        contributed.pop("apply", None)
+    _REGISTRY[name] = Hooks(**contributed)
 
 
 def all_are_registered() -> None:
@@ -219,7 +241,8 @@ def all_are_registered() -> None:
 def registered() -> dict[str, Hooks]:
     """Name -> hooks, in the order of the fields of `Config`; a key follows its section."""
     assert _complete, "call levers.load_rules() first"
-    return {name: _REGISTRY[name] for name in sorted(_REGISTRY, key=lambda name: FIELDS.index(name.partition(".")[0]))}
+    names = sorted(_REGISTRY, key=lambda name: FIELDS.index(name.partition(".")[0]))
+    return {name: _REGISTRY[name] for name in names}
 
 
 # --- all hooks of a kind, applied ----------------------------------------------------------------
@@ -227,13 +250,20 @@ def registered() -> dict[str, Hooks]:
 
 def behaviours(cfg: Config) -> list[Behaviour]:
     """What the chosen levers do, in the order of the schema's fields."""
-    chosen = [each.apply for each in registered().values() if each.chosen is not None and each.chosen(cfg)]
-    return [importlib.import_module(f"{package}.apply").Apply(cfg) for package in chosen]
+    chosen = []
+    for hooks in registered().values():
+        if hooks.chosen is not None and hooks.chosen(cfg):
+            module = importlib.import_module(f"{hooks.apply}.apply")
+            chosen.append(module.Apply(cfg))
+    return chosen
 
 
 def accelerator_arguments(cfg: Config, args: TrainingArguments) -> dict[str, Any]:
     """What the chosen levers give to `Accelerator`."""
-    return {key: value for lever in behaviours(cfg) for key, value in lever.accelerator_arguments(args).items()}
+    arguments: dict[str, Any] = {}
+    for lever in behaviours(cfg):
+        arguments |= lever.accelerator_arguments(args)
+    return arguments
 
 
 @contextlib.contextmanager
@@ -250,13 +280,19 @@ def memory_levers(cfg: Config, phase: str | None = None) -> list[Lever]:
 
     phase: forward, backward, step, or another one, which counts as the passes; None: all levers.
     """
-    levers = [lever for hooks in registered().values() if hooks.memory_levers for lever in hooks.memory_levers(cfg)]
-    part = STEP if phase == STEP else PASSES
-    helping = [lever for lever in levers if phase is None or part in lever.helps_in]
-    return [lever for lever in helping if all(is_possible(cfg, choice) for choice in lever.overrides.split())]
+    levers = []
+    for hooks in registered().values():
+        if hooks.memory_levers is not None:
+            levers += hooks.memory_levers(cfg)
+    if phase is not None:
+        part = STEP if phase == STEP else PASSES
+        levers = [lever for lever in levers if part in lever.helps_in]
+    return [lever for lever in levers if all(is_possible(cfg, choice) for choice in lever.overrides.split())]
 
 
 def dimensions() -> dict[str, Dimension]:
     """Key -> dimension of everything that `fit` searches, in the order in which a command names it."""
-    found = [dimension for hooks in registered().values() for dimension in hooks.search]
-    return {dimension.key: dimension for dimension in sorted(found, key=lambda dimension: dimension.order)}
+    searched: list[Dimension] = []
+    for hooks in registered().values():
+        searched += hooks.search
+    return {dimension.key: dimension for dimension in sorted(searched, key=lambda dimension: dimension.order)}

@@ -16,11 +16,12 @@ def option_problems(values: dict, choices: dict, folders: list[Path]) -> list[st
     problems = []
     for group in config.GROUPS:
         option = choices.get(group)
+        kinds = config.kinds_of(group)
         if option is None:
             problems.append(menus.needs_option(group, folders))
         elif values[group].get("name") != option:
             problems.append(f"{group}={option}: the file {group}/{option}.yaml must have the line name: {option}.")
-        elif (kinds := config.kinds_of(group)) and values[group].get("kind") in (None, MISSING):
+        elif kinds and values[group].get("kind") in (None, MISSING):
             problems.append(
                 f"{group}={option}: {group}/{option}.yaml does not say what the option is. Give it the line kind: as "
                 f"the option has it that it was copied from; {group} has the kinds {', '.join(kinds)}."
@@ -32,6 +33,7 @@ NOT_INSTALLED = {
     "hydra/launcher": "pip install '.[sweeps]' installs joblib, submitit_local and submitit_slurm.",
     "hydra/sweeper": "docs/sweeps.md says how to install optuna, in an environment of its own.",
 }
+INTERVALS = "an interval has no end of values: type 1,2,3 or range(1,4). hydra/sweeper=optuna takes intervals."
 # A line of OmegaConf that names a place, and not what is wrong there
 PLACE = re.compile(r"\s*(?:full_key|object_type|reference_type|Error merging override|In '[^']+': \w+ raised)\b")
 
@@ -52,42 +54,60 @@ def explain(error: Exception, folders: list[Path]) -> str:
 
     folders: of menus, where Hydra looked.
     """
-    text = str(error)
-    text_and_cause = f"{text}\n{error.__cause__ or ''}"
     if isinstance(error, (yaml.YAMLError, UnicodeDecodeError)):
         return _unreadable_file(error, folders)
+    text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        unknown = _unknown_option(str(error.missing_cfg_file), folders) if error.options is not None else _said(text)
-        return _of_file(text) or unknown  # what the file of a name refers to, or an option
+        about_file = _about_file(text)
+        if about_file is not None:
+            return about_file
+        if error.options is None:
+            return _first_cause(text)
+        return _unknown_option(str(error.missing_cfg_file), folders)
+
+    text_and_cause = text
+    if error.__cause__ is not None:
+        text_and_cause += f"\n{error.__cause__}"
     not_overridden = re.search(r"Could not override '([^'@]+)", text)
-    found = re.search(r"full_key: (\S+)", text_and_cause) or not_overridden
-    key = found[1] if found else None
-    mapping = key and keys.mapping_of(key)
-    no_argument = re.search(r"Key '.*' is not in struct|Missing mandatory value|has no attribute", text_and_cause)
-    if mapping and no_argument and isinstance(error, (ConfigCompositionException, AttributeError)):
+    named = re.search(r"full_key: (\S+)", text_and_cause) or not_overridden
+    if named is None:
+        if "does not support sweep type" in text:
+            return INTERVALS
+        return _about_file(text_and_cause) or _first_cause(text_and_cause)
+
+    key = named[1]
+    mapping = keys.mapping_of(key)
+    if mapping is not None and _lacks_argument(error, text_and_cause):
         group = mapping.partition(".")[0]
         return (
             f"{mapping}: the chosen option of {group} does not take this argument. The arguments that an option "
             f"takes are in conf/{group}/<option>.yaml; leave the others out."
         )
-    if key and not_overridden and isinstance(error, ConfigCompositionException):
+    if not_overridden and isinstance(error, ConfigCompositionException):
         return keys.unknown(key)
     if "does not support sweep type" in text:
-        return "an interval has no end of values: type 1,2,3 or range(1,4). hydra/sweeper=optuna takes intervals."
-    return _of_value(key, text_and_cause) if key else _of_file(text_and_cause) or _said(text_and_cause)
+        return INTERVALS
+    return _about_value(key, text_and_cause)
 
 
-def _of_value(key: str, text: str) -> str:
+def _lacks_argument(error: Exception, text: str) -> bool:
+    """Whether an error about a key is that its mapping has no such key. text: the error's, with that of its cause."""
+    if not isinstance(error, (ConfigCompositionException, AttributeError)):
+        return False
+    return re.search(r"Key '.*' is not in struct|Missing mandatory value|has no attribute", text) is not None
+
+
+def _about_value(key: str, text: str) -> str:
     """The line for an error about the value of a key."""
     if re.search(r"Key '([^']+)' (?:not in|is not in)", text):
         return keys.unknown(key)
     if re.search(r"is not a subclass of|Cannot (?:merge|assign) |DictConfig", text):
         return f"{key}: it is a section, or its value is one. Set the keys of a section one by one."
-    return f"{key}: {_said(text)}"
+    return f"{key}: {_first_cause(text)}"
 
 
-def _of_file(text: str) -> str | None:
-    """The line for an option's YAML that holds something else than keys with values."""
+def _about_file(text: str) -> str | None:
+    """The line for an option's YAML that holds something else than keys with values, or refers to nothing."""
     content = re.search(r"In '([^']+)': ValidationError raised while composing config", text)
     if content:
         return f"{content[1]}.yaml must hold keys with values, as name: {content[1].rpartition('/')[2]}."
@@ -102,12 +122,19 @@ def _of_file(text: str) -> str | None:
     return None
 
 
-def _said(text: str) -> str:
-    """The first line of an error that says what is wrong."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not PLACE.match(line)]
-    said = re.sub(r"^\w+ raised while resolving interpolation: ", "", lines[0] if lines else text)
-    said = said.replace("BRACE_CLOSE", "}").strip('".') + "."
-    return " ".join([said, *[way for pattern, way in INSTEAD.items() if re.search(pattern, said)][:1]])
+def _first_cause(text: str) -> str:
+    """The first line of an error that says what is wrong, and what to type instead."""
+    cause = text
+    for line in text.splitlines():
+        if line.strip() and not PLACE.match(line):
+            cause = line.strip()
+            break
+    cause = re.sub(r"^\w+ raised while resolving interpolation: ", "", cause)
+    cause = cause.replace("BRACE_CLOSE", "}").strip('".') + "."
+    for pattern, instead in INSTEAD.items():
+        if re.search(pattern, cause):
+            return f"{cause} {instead}"
+    return cause
 
 
 def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, folders: list[Path]) -> str:
@@ -116,7 +143,10 @@ def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, folders: list[P
     if mark is not None:
         problem = getattr(error, "problem", None) or "it cannot be read"
         return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}."
-    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
+    files: list[Path] = []
+    for folder in folders:
+        files += folder.rglob("*.yaml")
+    for path in sorted(files):
         try:
             path.read_text(encoding="utf-8")
         except UnicodeDecodeError as wrong:
@@ -128,8 +158,10 @@ def _unknown_option(missing: str, folders: list[Path]) -> str:
     """The line for `menu/option` where the menu has no such option."""
     group, _, option = missing.rpartition("/")
     if group.startswith("hydra/"):
-        line = f"{group}={option}: it is not installed, or Hydra has no such option. {NOT_INSTALLED.get(group, '')}"
-        return line.strip()
-    known = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+        line = f"{group}={option}: it is not installed, or Hydra has no such option."
+        if group in NOT_INSTALLED:
+            line += f" {NOT_INSTALLED[group]}"
+        return line
+    known = sorted(menus.options(group, folders))
     suggestion = suggestions.nearest(option, known)
     return f"{group}={option}: there is no such option.{suggestion} {group} has {', '.join(known)}."

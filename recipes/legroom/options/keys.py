@@ -39,26 +39,32 @@ class Rule(NamedTuple):
     choices: tuple[str, ...]
 
 
+ANY_TEXT = Rule(str, False, ())
+
+
 @functools.cache
 def schema() -> dict[str, Rule]:
     """The rule of every menu, section, plain key and `section.key` that a person may set."""
-    found = _rules(config.Config, "")
-    for name, rule in list(found.items()):
+    rules = _rules(config.Config, "")
+    for name, rule in list(rules.items()):
         if dataclasses.is_dataclass(rule.kind):
-            found |= _rules(rule.kind, f"{name}.")
-    return {name: rule for name, rule in found.items() if name.rpartition(".")[2] not in menus.MENUS_OWN}
+            rules |= _rules(rule.kind, f"{name}.")
+    return {name: rule for name, rule in rules.items() if name.rpartition(".")[2] not in menus.MENUS_OWN}
 
 
-def _rules(cls: Any, section: str) -> dict[str, Rule]:
-    kinds, hints = config.node_types(cls), typing.get_type_hints(cls)
-    return {
-        f"{section}{each.name}": Rule(
-            typing.get_origin(kinds[each.name]) or kinds[each.name],
-            type(None) in typing.get_args(hints[each.name]),
-            tuple(str(choice) for choice in each.metadata.get("choices", ()) if choice is not None),
+def _rules(cls: Any, prefix: str) -> dict[str, Rule]:
+    """The rules of the fields of a class of the schema, by the field's name behind `prefix`."""
+    kinds = config.node_types(cls)
+    hints = typing.get_type_hints(cls)
+    rules = {}
+    for field in dataclasses.fields(cls):
+        kind = kinds[field.name]
+        rules[f"{prefix}{field.name}"] = Rule(
+            kind=typing.get_origin(kind) or kind,  # list of list[str]
+            optional=type(None) in typing.get_args(hints[field.name]),
+            choices=tuple(str(choice) for choice in field.metadata.get("choices", ()) if choice is not None),
         )
-        for each in dataclasses.fields(cls)
-    }
+    return rules
 
 
 def is_section(key: str) -> bool:
@@ -68,14 +74,18 @@ def is_section(key: str) -> bool:
 
 def rule_of(key: str) -> Rule | None:
     """The rule of a key with a value; None for a menu, a section or an unknown key."""
-    return None if is_section(key) else schema().get(key)
+    if is_section(key):
+        return None
+    return schema().get(key)
 
 
 def mapping_of(key: str) -> str | None:
     """`optim.args` of `optim.args` and `optim.args.rank`: the key whose value is a mapping, or None."""
     parent = ".".join(key.split(".")[:2])
     rule = rule_of(parent)
-    return parent if rule is not None and rule.kind is dict else None
+    if rule is not None and rule.kind is dict:
+        return parent
+    return None
 
 
 # --- the value of a key -----------------------------------------------------------------------------------
@@ -92,12 +102,16 @@ def parsed(text: str) -> Override | None:
 def fits(rule: Rule, value: Any) -> bool:
     """Whether a key takes a parsed value, by its type."""
     kind = rule.kind
-    if kind is Any or (isinstance(value, str) and "${" in value):  # what may be typed, its option knows
+    if kind is Any:
         return True
-    if value is None or kind is dict:
-        return rule.optional if value is None else isinstance(value, dict)
+    if isinstance(value, str) and "${" in value:  # what it stands for is known when it is composed
+        return True
+    if value is None:
+        return rule.optional
+    if kind is dict:
+        return isinstance(value, dict)
     if kind is list:
-        return isinstance(value, list) and not any(one is None or isinstance(one, (list, dict)) for one in value)
+        return isinstance(value, list) and not any(item is None or isinstance(item, (list, dict)) for item in value)
     if kind is str and isinstance(value, (bool, list, dict)):
         return False
     try:
@@ -109,24 +123,37 @@ def fits(rule: Rule, value: Any) -> bool:
 
 def with_value(key: str, value: str | None) -> str:
     """`key=value`, or what the key takes in place of a value that it does not: `device=<auto|cpu|cuda>`."""
-    if key == "model" and "/" in (value or ""):
+    value = value or ""
+    if key == "model" and "/" in value:
         return f"model.pretrained={value}"
     if key in config.GROUPS:
         rule = Rule(str, False, tuple(menus.options(key, [CONF])))
     elif is_section(key):
         return f"{key}.<key>=<value>"
     else:
-        rule = schema().get(key, Rule(str, False, ()))  # hydra.run.dir
+        rule = schema().get(key, ANY_TEXT)  # hydra.run.dir is not in the schema
     if rule.kind is dict:
         return f"{key}.<name>=<value>"
-    if rule.kind is list and not (value or "").startswith("["):
-        return f"{key}=[{value if value and parsed(f'{key}=[{value}]') else '<value>'}]"
-    value = value or ("true" if rule.kind is bool else None)
+    if rule.kind is list and not value.startswith("["):
+        if not value or parsed(f"{key}=[{value}]") is None:
+            value = "<value>"
+        return f"{key}=[{value}]"
+    if rule.kind is bool and not value:
+        value = "true"
     if value and _takes(rule, value):
         return f"{key}={value}"
+    return f"{key}=<{_placeholder(rule, value)}>"
+
+
+def _placeholder(rule: Rule, value: str) -> str:
+    """What stands between < and > for a value that a person is to type. value: typed, and refused by the key."""
+    if len(rule.choices) > MOST_OPTIONS:
+        return "option"
     if rule.choices:
-        return f"{key}=<{'|'.join(rule.choices) if len(rule.choices) <= MOST_OPTIONS else 'option'}>"
-    return f"{key}=<{WHAT.get(rule.kind, 'value') if value else 'value'}>"
+        return "|".join(rule.choices)
+    if value:
+        return WHAT.get(rule.kind, "value")
+    return "value"
 
 
 def _takes(rule: Rule, value: str) -> bool:
@@ -134,8 +161,12 @@ def _takes(rule: Rule, value: str) -> bool:
     override = parsed(f"key={value}")
     if override is None:
         return rule.kind is str and not rule.choices  # a path with letters that need quotes
-    values = hydra_private.values_of(override) or ()
-    return all(fits(rule, each) and (not rule.choices or str(each) in rule.choices) for each in values)
+    for each in hydra_private.values_of(override) or ():
+        if not fits(rule, each):
+            return False
+        if rule.choices and str(each) not in rule.choices:
+            return False
+    return True
 
 
 # --- a key that does not exist ---------------------------------------------------------------------------
@@ -143,7 +174,7 @@ def _takes(rule: Rule, value: str) -> bool:
 
 @functools.cache
 def arguments() -> dict[str, str | None]:
-    """Argument of transformers, or argument=value -> what is said of it, as the head of ARGUMENTS_FILE describes."""
+    """Argument of transformers, or argument=value -> the answer to it, as the head of ARGUMENTS_FILE describes."""
     return yaml_table.read(ARGUMENTS_FILE)
 
 
@@ -159,37 +190,54 @@ def unknown(key: str, value: str | None = None) -> str:
 def suggestion(key: str, value: str | None) -> str:
     """' Type train.seed=3.', ' Did you mean ...?' or what else helps with a key that does not exist."""
     head, _, tail = key.partition(".")
-    name, known = _plain(key), [*schema(), *(each for each in arguments() if "=" not in each)]
-    for each in (name, _plain(f"{head}_{tail}"), _plain(tail)):  # optim.weight_decay, eval.batch_size, train.lr
-        if (said := _known(each, value)) is not None:
-            return said
-    argument = suggestions.closest(name, known)
-    if argument in arguments():
-        return f" Did you mean {argument}?{_known(argument, value)}"
+    name = _plain(key)
+    for candidate in (name, _plain(f"{head}_{tail}"), _plain(tail)):  # optim.weight_decay, eval.batch_size, train.lr
+        answer = _answer(candidate, value)
+        if answer is not None:
+            return answer
+    argument_names = [argument for argument in arguments() if "=" not in argument]
+    closest = suggestions.closest(name, [*schema(), *argument_names])
+    if closest in arguments():
+        return f" Did you mean {closest}?{_answer(closest, value)}"
     if tail and is_section(head):  # a misspelt key of an existing menu or section: only its keys are suggested
-        own = [each for each in schema() if each.startswith(head + ".")]
-        listed = f" {head} has {', '.join(own)}." if own else f" {head} has no keys: type {head}=<option>."
-        return suggestions.nearest(key, own) or listed
+        keys_of_section = [known for known in schema() if known.startswith(head + ".")]
+        nearest = suggestions.nearest(key, keys_of_section)
+        if nearest:
+            return nearest
+        if not keys_of_section:
+            return f" {head} has no keys: type {head}=<option>."
+        return f" {head} has {', '.join(keys_of_section)}."
     return suggestions.nearest(name, schema()) or " --help all lists them."
 
 
-def _known(name: str, value: str | None) -> str | None:
-    """What to type for an argument of transformers, a key, or one without its section; None for any other name."""
-    table, ends = arguments(), [each for each in schema() if each.rpartition(".")[2] == name]
-    said = table.get(f"{name}={(value or 'true').lower()}")
-    if said is None and name in table:
-        said = table[name] or "It is an argument of transformers, and nothing takes its place here."
-    elif said is None and (name in schema() or len(ends) == 1):
-        said = name if name in schema() else ends[0]
-    elif said is None:
-        return f" Did you mean {' or '.join(ends)}?" if ends else None
-    before, _, last = said.rpartition(" ")
-    if said.endswith("."):
-        return f" {said}"
-    if "=" in last and (value or "true").lower() in FALSE:
-        return f" Leave it out; the opposite is {said}."
-    typed = said if "=" in last else f"{before} {with_value(last, value)}".strip()
-    return f" Type {suggestions.shown(typed)}."
+def _answer(name: str, value: str | None) -> str | None:
+    """What to type for an argument of transformers, a key, or a key without its section; None for any other name."""
+    typed_value = (value or "true").lower()
+    same_end = [key for key in schema() if key.rpartition(".")[2] == name]
+    answer = arguments().get(f"{name}={typed_value}")
+    if answer is not None:
+        pass
+    elif name in arguments():
+        answer = arguments()[name]
+        if not answer:
+            answer = "It is an argument of transformers, and nothing takes its place here."
+    elif name in schema():
+        answer = name
+    elif len(same_end) == 1:
+        answer = same_end[0]
+    elif same_end:
+        return f" Did you mean {' or '.join(same_end)}?"
+    else:
+        return None
+
+    if answer.endswith("."):  # a sentence
+        return f" {answer}"
+    before, _, last = answer.rpartition(" ")
+    if "=" not in last:
+        answer = f"{before} {with_value(last, value)}".strip()
+    elif typed_value in FALSE:
+        return f" Leave it out; the opposite is {answer}."
+    return f" Type {suggestions.shown(answer)}."
 
 
 def _plain(key: str) -> str:

@@ -7,10 +7,17 @@ from legroom import yaml_table
 from legroom.config import GROUPS
 from legroom.config.fields import MISSING
 
+# Keys that only an option's YAML sets.
+MENUS_OWN = {"name", "kind", "facts", "family", "transformers_name", "factory", "compiles_step"}
+
 
 def options(group: str, folders: list[Path]) -> dict[str, Path]:
     """Option -> YAML file of a menu. folders: where Hydra looks; the first one that has an option is used."""
-    return {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob(f"{group}/*.yaml"))}
+    files: dict[str, Path] = {}
+    for folder in reversed(folders):
+        for path in sorted(folder.glob(f"{group}/*.yaml")):
+            files[path.stem] = path
+    return files
 
 
 def needs_option(group: str, folders: list[Path]) -> str:
@@ -23,11 +30,16 @@ def option_values(group: str, option: str, folders: list[Path]) -> dict[str, Any
     path = options(group, folders).get(option)
     if path is None:
         return {}
-    values = yaml_table.read(path) or {}
-    bases, composed = values.pop("defaults", []), {}
-    for base in bases if "_self_" in bases else [*bases, "_self_"]:
-        if isinstance(base, str):  # and no other group's option
-            composed |= values if base == "_self_" else option_values(group, base, folders)
+    own_values = yaml_table.read(path) or {}
+    bases = own_values.pop("defaults", [])
+    if "_self_" not in bases:
+        bases = [*bases, "_self_"]
+    composed: dict[str, Any] = {}
+    for base in bases:
+        if base == "_self_":
+            composed |= own_values
+        elif isinstance(base, str):  # a mapping is the choice of another group
+            composed |= option_values(group, base, folders)
     return composed
 
 
@@ -39,24 +51,10 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
         for key, value in values[group].items():
             if value == MISSING or key == "facts" or key in used:
                 continue
-            others = [o for o in options(group, folders) if key in option_values(group, o, folders)]
-            problems.append(
-                f"{group}.{key} is not used by {group}={choices[group]}; "
-                + (
-                    f"it belongs to {', '.join(f'{group}={o}' for o in others)}."
-                    if others
-                    else "leave it out, for it follows from the others."
-                )
-            )
+            having = [name for name in options(group, folders) if key in option_values(group, name, folders)]
+            if having:
+                advice = f"it belongs to {', '.join(f'{group}={name}' for name in having)}."
+            else:
+                advice = "leave it out, for it follows from the others."
+            problems.append(f"{group}.{key} is not used by {group}={choices[group]}; {advice}")
     return problems
-
-
-MENUS_OWN = {
-    "name",
-    "kind",
-    "facts",
-    "family",
-    "transformers_name",
-    "factory",
-    "compiles_step",
-}  # keys that only an option's YAML sets

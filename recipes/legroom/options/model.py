@@ -45,61 +45,69 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     kind = task.task(cfg)
     if "model.classes" in given and kind not in (None, "classification", "multi_label"):
         return [f"model.classes={cfg.model.classes} would be ignored: {kind} has no classes. Leave it out."]
-    if cfg.model.pretrained:
-        typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
-        typed += sorted(key for key in given if key.startswith("model.config"))
-        return [
-            *_folder_problems(cfg.model.pretrained, needs_weights=not cfg.predicts),
-            *(f"{key} is set by the weights of model.pretrained. Leave it out." for key in typed),
-        ]
-    return _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
+    if not cfg.model.pretrained:
+        return _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
+    lines = _folder_problems(cfg.model.pretrained, needs_weights=not cfg.predicts)
+    set_by_weights = sorted(f"model.{key}" for key in SET_BY_WEIGHTS)
+    typed = [key for key in set_by_weights if key in given]
+    typed += sorted(key for key in given if key.startswith("model.config"))
+    for key in typed:
+        lines.append(f"{key} is set by the weights of model.pretrained. Leave it out.")
+    return lines
 
 
 def _size_problems(cfg: Config) -> list[str]:
-    model, found = cfg.model, []
-    if any("head_dim" in key for key in model.config or ()):
-        pass  # the width of a head is a size of its own
-    elif model.width % model.heads:
-        found.append(f"model.width={model.width} is not a multiple of model.heads={model.heads}.")
-    elif model.family in model_families.ROTARY and model.width // model.heads % 2:
-        found.append(
-            f"model.width={model.width} over model.heads={model.heads} gives heads of odd size, "
-            "which rotary embeddings cannot turn. Change one of them."
-        )
-    if model.kv_heads and model.heads % model.kv_heads:
-        found.append(f"model.heads={model.heads} is not a multiple of model.kv_heads={model.kv_heads}.")
-    return found
+    """Sizes of heads that do not go together."""
+    model = cfg.model
+    lines = []
+    sets_width_of_head = any("head_dim" in key for key in model.config or ())
+    if not sets_width_of_head:
+        if model.width % model.heads != 0:
+            lines.append(f"model.width={model.width} is not a multiple of model.heads={model.heads}.")
+        elif model.family in model_families.ROTARY and model.width // model.heads % 2 != 0:
+            lines.append(
+                f"model.width={model.width} over model.heads={model.heads} gives heads of odd size, "
+                "which rotary embeddings cannot turn. Change one of them."
+            )
+    if model.kv_heads and model.heads % model.kv_heads != 0:
+        lines.append(f"model.heads={model.heads} is not a multiple of model.kv_heads={model.kv_heads}.")
+    return lines
 
 
 def _expert_problems(cfg: Config) -> list[str]:
-    model, found = cfg.model, []
-    if not (model.experts and model.experts_per_token):
+    """Numbers and sizes of experts that cannot be computed."""
+    model = cfg.model
+    if not model.experts or not model.experts_per_token:
         return []
+    lines = []
     if model.experts_per_token > model.experts:
-        found.append(f"model.experts_per_token={model.experts_per_token} is more than model.experts={model.experts}.")
-    uneven = [f"model.{key}={getattr(model, key)}" for key in ("width", "feed_forward") if getattr(model, key) % 8]
+        lines.append(f"model.experts_per_token={model.experts_per_token} is more than model.experts={model.experts}.")
+    sizes = {"model.width": model.width, "model.feed_forward": model.feed_forward}
+    uneven = [f"{key}={size}" for key, size in sizes.items() if size % 8 != 0]
     if uneven:
-        found.append(f"{' and '.join(uneven)}: the grouped product of the experts needs multiples of 8.")
-    return found
+        lines.append(f"{' and '.join(uneven)}: the grouped product of the experts needs multiples of 8.")
+    return lines
 
 
 def _data_problems(cfg: Config) -> list[str]:
+    """Rows that are longer than the model's positions, and a task that the model is not made for."""
     model = cfg.model
-    found = [
-        f"{key}={length} is longer than model.positions={model.positions}. "
-        f"Type {key}={model.positions}, or raise model.positions."
-        for key, length in lengths(cfg).items()
-        if length > model.positions
-    ]
+    lines = []
+    for key, length in lengths(cfg).items():
+        if length > model.positions:
+            lines.append(
+                f"{key}={length} is longer than model.positions={model.positions}. "
+                f"Type {key}={model.positions}, or raise model.positions."
+            )
     if model.family in model_families.ENCODERS and task.task(cfg) == "language_modelling":
-        found.append(
+        lines.append(
             f"data={cfg.data.name} is causal language modelling, and model={model.name} is an encoder, "
             "which sees the tokens that it should predict. Choose model=gpt2_tiny or another decoder, or type "
             "data.task=masked_lm."
         )
     if task.task(cfg) == "classification" and model.classes < 2:
-        found.append(f"model.classes={model.classes}: a classification needs at least 2.")
-    return found
+        lines.append(f"model.classes={model.classes}: a classification needs at least 2.")
+    return lines
 
 
 def warnings(cfg: Config) -> list[str]:
@@ -107,12 +115,17 @@ def warnings(cfg: Config) -> list[str]:
     if cfg.model.pretrained:
         return []
     sizes = {key: getattr(cfg.model, key) for key in ("width", "feed_forward", "vocab")}
-    odd = [f"model.{key}={size}" for key, size in sizes.items() if size % 8 and size not in PUBLISHED_VOCABULARIES]
-    return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
+    uneven = []
+    for key, size in sizes.items():
+        if size % 8 != 0 and size not in PUBLISHED_VOCABULARIES:
+            uneven.append(f"model.{key}={size}")
+    if not uneven:
+        return []
+    return [f"{', '.join(uneven)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."]
 
 
 def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
-    """What is wrong with `model.pretrained` where it is a folder; a hub id is checked when it is loaded.
+    """Problems of `model.pretrained` where it is a folder; a hub id is checked when it is loaded.
 
     An estimate reads no weights: config.json is enough for it.
     """
@@ -140,10 +153,10 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
             )
         return [f"model.pretrained={pretrained}: the folder has no .safetensors file. {why}"]
     try:
-        found = counts_problems(json.loads((folder / "config.json").read_text()))
-        return [f"model.pretrained={pretrained}: {each}" for each in found]
+        problems = counts_problems(json.loads((folder / "config.json").read_text()))
     except (ValueError, OSError, RecursionError) as error:
         return [f"model.pretrained={pretrained}: config.json cannot be read ({error})."]
+    return [f"model.pretrained={pretrained}: {problem}" for problem in problems]
 
 
 def counts_problems(values: Any) -> list[str]:
@@ -151,24 +164,34 @@ def counts_problems(values: Any) -> list[str]:
 
     values: the file's. transformers builds as many as it says, and takes -1 layers for none.
     """
-    found = []
-    for key, value in values.items() if isinstance(values, dict) else ():
+    if not isinstance(values, dict):
+        return []
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, dict):  # of a part of the model, as text_config
+            lines += counts_problems(value)
+            continue
         counted = COUNTS.search(key)
-        if isinstance(value, dict):  # of a part, as text_config
-            found += counts_problems(value)
-        elif counted is not None and isinstance(value, (int, float)) and not isinstance(value, bool):
-            least = 1 if key in LAYERS else 0 if counted[0].endswith("s") else -math.inf  # vision_feature_layer=-2
-            most = MOST_LAYERS if "layer" in counted[0] else MOST_PARTS
-            if not least <= value <= most:
-                found.append(
-                    f"config.json has {key}={value}, which must be from {max(0, least)} to {most:,}. Correct it there."
-                )
-    return found
+        if counted is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if key in LAYERS:
+            least = 1
+        elif counted[0].endswith("s"):
+            least = 0
+        else:
+            least = -math.inf  # an index from the end: vision_feature_layer=-2
+        most = MOST_LAYERS if "layer" in counted[0] else MOST_PARTS
+        if not least <= value <= most:  # NaN, too
+            lines.append(
+                f"config.json has {key}={value}, which must be from {max(0, least)} to {most:,}. Correct it there."
+            )
+    return lines
 
 
 def _adapter_alone(pretrained: str, file: Path) -> str:
-    """What is said of a folder with an adapter and no model."""
-    base = printable(str(saved_model.settings(file).get("base_model_name_or_path") or "its base model"))
+    """The message about a folder with an adapter and no model. file: of the adapter's settings."""
+    name = saved_model.settings(file).get("base_model_name_or_path") or "its base model"
+    base = printable(str(name))
     return (
         f"model.pretrained={pretrained} holds an adapter alone (adapter_config.json), which was trained beside {base}. "
         f"Type model.pretrained={base} to train a new one; to go on from this one, merge the two first "
@@ -178,7 +201,10 @@ def _adapter_alone(pretrained: str, file: Path) -> str:
 
 def lengths(cfg: Config) -> dict[str, int]:
     """Key -> tokens, of the keys that say how long the sequences of the model are."""
-    return {"data.seq_len": cfg.data.seq_len} | ({"eval.window": cfg.eval.window} if cfg.eval.window else {})
+    tokens = {"data.seq_len": cfg.data.seq_len}
+    if cfg.eval.window:
+        tokens["eval.window"] = cfg.eval.window
+    return tokens
 
 
 hooks.register_module("model", globals())

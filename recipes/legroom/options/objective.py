@@ -14,25 +14,40 @@ NUMBERS = (int, float)
 
 def names() -> list[str]:
     """The numbers of a record: training.final_loss, evaluation.loss, ..."""
-    parts = {part: config.node_types(kind) for part, kind in config.node_types(Record).items() if is_dataclass(kind)}
-    return [f"{part}.{name}" for part, kinds in parts.items() for name, kind in kinds.items() if kind in NUMBERS]
+    numbers = []
+    for part, kind in config.node_types(Record).items():
+        if not is_dataclass(kind):
+            continue
+        for name, value_kind in config.node_types(kind).items():  # pyright: ignore[reportArgumentType]  # a class
+            if value_kind in NUMBERS:
+                numbers.append(f"{part}.{name}")
+    return numbers
 
 
 def value(cfg: Config, outcome: Record) -> float:
-    """The number that `objective` names in a record; NaN where the job has none, has not ended well or has diverged,
-    which sweepers take for a failure: its first steps say nothing of all."""
-    found: object = outcome if outcome.status == "ok" and not outcome.training.diverged else None
-    for name in (cfg.objective or "").split("."):
-        found = getattr(found, name, None)
-    return float(found) if isinstance(found, (int, float)) else math.nan
+    """The number that `objective` names in a record.
+
+    NaN, which sweepers take for a failure, where the job has no such number, has not ended well or has diverged: its
+    first steps say nothing of the whole.
+    """
+    if cfg.objective is None or outcome.status != "ok" or outcome.training.diverged:
+        return math.nan
+    number: object = outcome
+    for name in cfg.objective.split("."):
+        number = getattr(number, name, None)
+    if isinstance(number, NUMBERS):
+        return float(number)
+    return math.nan
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A number that no record has."""
     if cfg.objective is None or cfg.objective in names():
         return []
-    near = suggestions.nearest(cfg.objective, names()) or f" There are {', '.join(names())}."
-    return [f"objective={suggestions.shown(cfg.objective)}: a record has no such number.{near}"]
+    advice = suggestions.nearest(cfg.objective, names())
+    if not advice:
+        advice = f" There are {', '.join(names())}."
+    return [f"objective={suggestions.shown(cfg.objective)}: a record has no such number.{advice}"]
 
 
 hooks.register_module("objective", globals())

@@ -27,15 +27,19 @@ def quoted(argv: Sequence[str]) -> list[str]:
 def _quoted(text: str) -> str:
     key, equals, value = text.partition("=")
     rule = keys.rule_of(key.lstrip("+"))
-    if rule and rule.kind is list and ONE_WORD.fullmatch(value) and value != "null":
+    if rule is not None and rule.kind is list and ONE_WORD.fullmatch(value) and value != "null":
         return f"{key}=[{value}]"
-    if not equals or not _is_text(key) or value[:1] in ("'", '"') or set(value) & set(",\n") or "${" in value:
+    if not equals or not _is_text(key):
         return text
-    if keys.parsed(text) is not None:
+    is_quoted_or_several = value.startswith(("'", '"')) or "," in value or "\n" in value
+    if is_quoted_or_several or "${" in value or keys.parsed(text) is not None:
         return text
-    in_quotes = "{}='{}'".format(key, value.replace("'", "\\'"))
+    escaped = value.replace("'", "\\'")
+    in_quotes = f"{key}='{escaped}'"
     override = keys.parsed(in_quotes)
-    return in_quotes if override is not None and override.value() == value else text
+    if override is not None and override.value() == value:
+        return in_quotes
+    return text
 
 
 def _is_text(key: str) -> bool:
@@ -49,18 +53,24 @@ def problems(argv: Sequence[str], folders: list[Path], sweeping: bool) -> list[s
 
     folders: where Hydra looks for menus; empty where that is not known, and options are not checked. sweeping: with -m.
     """
-    return [line for text in argv for line in _problems(text, folders, sweeping)]
+    lines = []
+    for text in argv:
+        lines += _problems(text, folders, sweeping)
+    return lines
 
 
 def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
-    typed, override = suggestions.shown(text), keys.parsed(text)
+    typed = suggestions.shown(text)
+    override = keys.parsed(text)
     if override is None or not override.key_or_group:
         return [_unreadable(text, folders)]
     key = override.key_or_group
     if not sweeping and override.is_sweep_override():
-        one = f" {_quotes(text)}" if _is_text(key) and "(" not in text else ""  # a path with commas
-        return [f"{typed} names several values: add -m to run them all, one after another.{one}"]
-    if key.partition(".")[0].partition("/")[0] == "hydra":
+        line = f"{typed} names several values: add -m to run them all, one after another."
+        if _is_text(key) and "(" not in text:  # a path with commas
+            line += f" {_quotes(text)}"
+        return [line]
+    if re.split(r"[./]", key)[0] == "hydra":
         return _hydra_problems(override, typed, sweeping)
     if VARIABLE.search(text):
         return [
@@ -72,22 +82,26 @@ def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
     if key.partition("/")[0] == "experiment":
         return _experiment_problems(override, folders)
     menu, *inner = key.split(".")
-    if menu in GROUPS and set(inner) & menus.MENUS_OWN:
+    if menu in GROUPS and menus.MENUS_OWN.intersection(inner):
         return [f"{typed} cannot be set by itself: an option of the menu sets it. Type {menu}=<option>."]
+    deletes = override.type == OverrideType.DEL
     if key not in keys.schema() and keys.mapping_of(key) is None:
-        return [keys.unknown(key, None if override.type == OverrideType.DEL else text.partition("=")[2])]
-    if override.type == OverrideType.DEL:
-        kept = f"{key} cannot be taken out of the configuration. Leave ~{key} out."
-        return [menus.needs_option(key, folders) if key in GROUPS else kept]
+        value = None if deletes else text.partition("=")[2]
+        return [keys.unknown(key, value)]
+    if deletes and key in GROUPS:
+        return [menus.needs_option(key, folders)]
+    if deletes:
+        return [f"{key} cannot be taken out of the configuration. Leave ~{key} out."]
     return _value_problems(override, key, typed, folders)
 
 
 def _hydra_problems(override: Override, typed: str, sweeping: bool) -> list[str]:
-    """What Hydra would not say, or say in its own terms, of its own keys."""
+    """Problems with Hydra's own keys that Hydra would not name, or would name in its own terms."""
     key = override.key_or_group
     if key == "hydra" or key.startswith("hydra/"):
-        taken = isinstance(override.value(), str) or override.is_sweep_override()
-        return [] if taken else [f"{typed}: {key} takes the name of an option. Leave it out."]
+        if isinstance(override.value(), str) or override.is_sweep_override():
+            return []
+        return [f"{typed}: {key} takes the name of an option. Leave it out."]
     if sweeping and key == "hydra.sweep.dir" and "${" in (override.input_line or ""):
         return [
             f"{typed}: a sweep's folder is named before anything is resolved, and a tracker shows its name. "
@@ -100,13 +114,14 @@ def _hydra_problems(override: Override, typed: str, sweeping: bool) -> list[str]
         return [f"{typed}: it is a section. Type {key.replace('.', '/')}=<name>, or set its keys one by one."]
     if key == "hydra.verbose" and not all(has_type(value, bool | str | list[str]) for value in values):
         return [f"{typed}: it must be true, false, or a list of loggers' names. Type hydra.verbose=true."]
-    return [line for value in values if (line := suggestions.if_empty(key, value)) is not None]
+    empty = [suggestions.if_empty(key, value) for value in values]
+    return [line for line in empty if line is not None]
 
 
 def swept_in_a_file(params: Mapping[str, Any], folders: list[Path]) -> list[str]:
     """Why the keys or values that a file gives a sweeper (hydra.sweeper.params) cannot be used, a line each."""
     typed = [f"{key}={value}" for key, value in params.items() if not isinstance(value, Mapping)]
-    return [f"hydra.sweeper.params: {line}" for line in problems(quoted(typed), folders, True)]
+    return [f"hydra.sweeper.params: {line}" for line in problems(quoted(typed), folders, sweeping=True)]
 
 
 # --- what cannot be read ---------------------------------------------------------------------------------
@@ -114,14 +129,11 @@ def swept_in_a_file(params: Mapping[str, Any], folders: list[Path]) -> list[str]
 
 def _unreadable(text: str, folders: list[Path]) -> str:
     """The line for a text that is no override of Hydra's grammar."""
-    typed, (key, equals, value) = suggestions.shown(text), text.partition("=")
+    typed = suggestions.shown(text)
+    key, equals, value = text.partition("=")
     plain = key.lstrip("+~")
-    if not equals and plain in keys.schema():
-        return f"{typed} has no value. Type {keys.with_value(plain, None)}."
     if not equals:
-        menus_of = [f"{group}={text}" for group in GROUPS if text in menus.options(group, folders)]
-        near = f" Did you mean {' or '.join(menus_of)}?" if menus_of else keys.suggestion(text, None)
-        return f"'{typed}' is neither menu=option nor key=value.{near}"
+        return _without_value(text, plain, folders)
     if not plain.strip() or key != key.strip():
         return f"'{typed}' cannot be read: type key=value, without spaces around the equals sign."
     name = re.sub(r"[^\w./@+~:-]", "", plain)
@@ -136,11 +148,22 @@ def _unreadable(text: str, folders: list[Path]) -> str:
     return f"{typed} cannot be read: is a quote, a bracket or a comma too many, or one missing? {_quotes(text)}"
 
 
+def _without_value(text: str, plain: str, folders: list[Path]) -> str:
+    """The line for a text without an equals sign. plain: the text without `+` or `~`."""
+    typed = suggestions.shown(text)
+    if plain in keys.schema():
+        return f"{typed} has no value. Type {keys.with_value(plain, None)}."
+    having = [f"{group}={text}" for group in GROUPS if text in menus.options(group, folders)]
+    near = f" Did you mean {' or '.join(having)}?" if having else keys.suggestion(text, None)
+    return f"'{typed}' is neither menu=option nor key=value.{near}"
+
+
 def _quotes(text: str) -> str:
     """How to type a value as a text, with quotes for Hydra in quotes for the shell."""
     key, _, value = text.partition("=")
     inner = value.lstrip("'\"").replace("'", "\\'")
-    return "For a text with such characters type " + suggestions.shown(f"\"{key}='{inner}'\"") + "."
+    in_quotes = suggestions.shown(f"\"{key}='{inner}'\"")
+    return f"For a text with such characters type {in_quotes}."
 
 
 # --- what is set -----------------------------------------------------------------------------------------
@@ -148,25 +171,39 @@ def _quotes(text: str) -> str:
 
 def _experiment_problems(override: Override, folders: list[Path]) -> list[str]:
     """An experiment is added with a plus: `+experiment=mine`, or one of a folder, `+experiment/guide=fp16`."""
-    key, values = override.key_or_group, hydra_private.values_of(override)
     if not folders:
         return []
+    key = override.key_or_group
+    values = hydra_private.values_of(override) or []
     groups = experiments(folders)
     typed = suggestions.shown(override.input_line or key)
-    # A name may have its folder in front: +experiment=guide/fp16.
-    names = [f"{group}/{name}".removeprefix(f"{key}/") for group in groups for name in groups[group]]
-    known = key in groups or any(group.startswith(f"{key}/") for group in groups)
-    if known and override.type == OverrideType.ADD and isinstance(override.value(), NAMES):
-        named = [str(each) for value in values or () for each in (value if isinstance(value, list) else [value])]
-        unknown = [name for name in named if name not in names and "${" not in name]
-        if not unknown:
-            return []
-        near = _experiment_named(unknown[0], groups) or suggestions.nearest(unknown[0], names)
-        own = ", ".join(groups.get(key, ())) or "none of its own"
-        return [f"{typed}: there is no experiment {key}/{unknown[0]}.{near} {key} has {own}."]
-    named = [_typed_experiment(group, name) for group in groups for name in groups[group] if name in (values or [])]
-    instead = named or [f"+{group}=<name>" for group in ([key] if key in groups else groups)]
+    is_known = any(group == key or group.startswith(f"{key}/") for group in groups)
+    if is_known and override.type == OverrideType.ADD and isinstance(override.value(), NAMES):
+        return _unknown_experiments(key, values, groups, typed)
+    instead = []
+    for group, files in groups.items():
+        instead += [f"+{group}={name}" for name in files if name in values]
+    if not instead:
+        instead = [f"+{group}=<name>" for group in ([key] if key in groups else groups)]
     return [f"{typed}: an experiment is added with a plus, from its folder. Type {' or '.join(instead)}."]
+
+
+def _unknown_experiments(key: str, values: list[Any], groups: Mapping[str, Collection[str]], typed: str) -> list[str]:
+    """The first name that no experiment of a folder has. groups: from `experiments`."""
+    known = []  # a name may have its folder in front: +experiment=guide/fp16
+    for group, files in groups.items():
+        known += [f"{group}/{name}".removeprefix(f"{key}/") for name in files]
+    names = []
+    for value in values:
+        names += value if isinstance(value, list) else [value]
+    unknown = [str(name) for name in names if str(name) not in known and "${" not in str(name)]
+    if not unknown:
+        return []
+    name = unknown[0]
+    elsewhere = [f"+{group}={name}" for group, files in groups.items() if name in files]
+    near = f" Type {' or '.join(elsewhere)}." if elsewhere else suggestions.nearest(name, known)
+    having = ", ".join(groups.get(key, ())) or "none of its own"
+    return [f"{typed}: there is no experiment {key}/{name}.{near} {key} has {having}."]
 
 
 def experiments(folders: list[Path]) -> dict[str, dict[str, Path]]:
@@ -174,18 +211,9 @@ def experiments(folders: list[Path]) -> dict[str, dict[str, Path]]:
     groups: dict[str, dict[str, Path]] = {}
     for folder in folders:
         for path in sorted(folder.glob("experiment/**/*.yaml")):
-            groups.setdefault(path.parent.relative_to(folder).as_posix(), {}).setdefault(path.stem, path)
+            group = path.parent.relative_to(folder).as_posix()
+            groups.setdefault(group, {}).setdefault(path.stem, path)
     return groups
-
-
-def _typed_experiment(group: str, name: str) -> str:
-    return f"+{group}={name}"
-
-
-def _experiment_named(name: str, groups: Mapping[str, Collection[str]]) -> str:
-    """' Type +experiment/guide=fp16.' for a name that another folder of experiments has."""
-    found = [_typed_experiment(group, name) for group in groups if name in groups[group]]
-    return f" Type {' or '.join(found)}." if found else ""
 
 
 def _value_problems(override: Override, key: str, typed: str, folders: list[Path]) -> list[str]:
@@ -195,9 +223,17 @@ def _value_problems(override: Override, key: str, typed: str, folders: list[Path
     values = hydra_private.values_of(override)
     if values is None:
         return []  # a range or a glob: its values are checked when it is composed
-    check = _option_problem if key in GROUPS else _section_problem if keys.is_section(key) else _value_problem
-    found = [check(key, value, folders) for value in values]
-    return list(dict.fromkeys(line for line in found if line is not None))
+    lines = []
+    for value in values:
+        if key in GROUPS:
+            line = _option_problem(key, value, folders)
+        elif keys.is_section(key):
+            line = _section_problem(key, value)
+        else:
+            line = _value_problem(key, value)
+        if line is not None and line not in lines:
+            lines.append(line)
+    return lines
 
 
 def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
@@ -207,55 +243,78 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
         return menus.needs_option(group, folders)
     if not options or (isinstance(value, str) and value in options):
         return None
+    typed = suggestions.shown(_as_typed(value))
+    near = _nearest_option(group, value, options)
+    return f"{group}={typed}: there is no such option.{near} {group} has {', '.join(options)}."
+
+
+def _nearest_option(group: str, value: Any, options: list[str]) -> str:
+    """' Type ...' or ' Did you mean ...?' for a value that is no option of a menu; '' where nothing is close."""
     typed = _as_typed(value)
-    within = [option for option in options if typed.isalnum() and typed in option]
     if group == "accumulation" and isinstance(value, int) and not isinstance(value, bool):
-        near = f" Type accumulation.steps={value}."
-    elif group == "model" and "/" in typed:
-        near = f" Type model.pretrained={suggestions.shown(typed)}."
-    elif instead := keys.arguments().get(f"{group}={typed.lower()}"):
-        near = f" Type {instead}."
-    else:
-        near = f" Did you mean {' or '.join(within)}?" if within else suggestions.nearest(typed, options)
-        if group == "model" and ("-" in typed or not near):  # ids of the hub have dashes, options have none
-            near += f" For a model of the hub, or in a folder, type model.pretrained={suggestions.shown(typed)}."
-    return f"{group}={suggestions.shown(typed)}: there is no such option.{near} {group} has {', '.join(options)}."
+        return f" Type accumulation.steps={value}."
+    if group == "model" and "/" in typed:
+        return f" Type model.pretrained={suggestions.shown(typed)}."
+    argument = keys.arguments().get(f"{group}={typed.lower()}")
+    if argument:
+        return f" Type {argument}."
+    containing = [option for option in options if typed.isalnum() and typed in option]
+    near = f" Did you mean {' or '.join(containing)}?" if containing else suggestions.nearest(typed, options)
+    if group == "model" and ("-" in typed or not near):  # ids of the hub have dashes, options have none
+        near += f" For a model of the hub, or in a folder, type model.pretrained={suggestions.shown(typed)}."
+    return near
 
 
-def _section_problem(section: str, value: Any, folders: list[Path]) -> str | None:
+def _section_problem(section: str, value: Any) -> str | None:
     """A section is a mapping: `train=3` sets none of its keys."""
     if isinstance(value, dict):
         return None  # its keys and their values are checked when it is composed
-    own = [name for name in keys.schema() if name.startswith(section + ".")]
-    return f"{section}={suggestions.shown(_as_typed(value))}: {section} is a section. Set its keys: {', '.join(own)}."
+    typed = suggestions.shown(_as_typed(value))
+    keys_of_section = [name for name in keys.schema() if name.startswith(section + ".")]
+    return f"{section}={typed}: {section} is a section. Set its keys: {', '.join(keys_of_section)}."
 
 
-def _value_problem(key: str, value: Any, folders: list[Path]) -> str | None:
+def _value_problem(key: str, value: Any) -> str | None:
     """The type of a key's value."""
-    rule, typed = keys.rule_of(key), _as_typed(value)
+    rule = keys.rule_of(key)
     if rule is None:
         return None
-    if rule.kind is str and not rule.choices and (empty := suggestions.if_empty(key, value)) is not None:
-        return empty
+    if rule.kind is str and not rule.choices:
+        empty = suggestions.if_empty(key, value)
+        if empty is not None:
+            return empty
     if keys.fits(rule, value):
         return None
-    near = ""
+    what = keys.WHAT[rule.kind]
+    if rule.optional:
+        what += " or null"
+    typed = _as_typed(value)
+    return f"{key}={suggestions.shown(typed)}: it must be {what}.{_instead_of(key, rule, value)}"
+
+
+def _instead_of(key: str, rule: keys.Rule, value: Any) -> str:
+    """' Type ...' for a value of another type than the key's; '' where nothing is close."""
+    typed = _as_typed(value)
+    argument = keys.arguments().get(f"{key}={typed}")
     if rule.choices or rule.kind in (list, dict):
-        near = f" Type {keys.with_value(key, typed if isinstance(value, (str, int, float)) else None)}."
-    elif instead := keys.arguments().get(f"{key}={typed}"):
-        near = f" Type {instead}."
-    elif rule.kind is int and isinstance(value, float) and value.is_integer():  # 1e3
-        near = f" Type {key}={int(value)}."
-    what = keys.WHAT[rule.kind] + (" or null" if rule.optional else "")
-    return f"{key}={suggestions.shown(typed)}: it must be {what}.{near}"
+        is_plain = isinstance(value, (str, int, float))
+        return f" Type {keys.with_value(key, typed if is_plain else None)}."
+    if argument:
+        return f" Type {argument}."
+    if rule.kind is int and isinstance(value, float) and value.is_integer():  # 1e3
+        return f" Type {key}={int(value)}."
+    return ""
 
 
 def _as_typed(value: Any) -> str:
     """A value of a parsed override as it is typed."""
     if value is None:
         return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list):
-        return f"[{','.join(map(_as_typed, value))}]"
+        return f"[{','.join(_as_typed(item) for item in value)}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_as_typed(each)}" for key, each in value.items()) + "}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        pairs = [f"{key}:{_as_typed(item)}" for key, item in value.items()]
+        return "{" + ",".join(pairs) + "}"
+    return str(value)

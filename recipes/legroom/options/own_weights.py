@@ -1,4 +1,4 @@
-"""What of a command is a stand-in for somebody's own: sizes for pretrained weights, and random ids for rows."""
+"""Stand-ins in a command: the sizes of a model for its pretrained weights, and random ids for a person's rows."""
 
 from collections.abc import Sequence
 
@@ -11,26 +11,29 @@ OF_DUMMY = ("data", "data.samples", "data.eval_samples", "data.task")  # keys th
 
 
 def stands_in(cfg: Config) -> bool:
-    """Whether the model has the sizes of one that is meant, and none of its weights: with an adapter, or of a published
-    model."""
-    return not cfg.model.pretrained and (cfg.adapter.is_used or bool(source(cfg)))
+    """Whether random weights stand in for pretrained ones: under an adapter, or in the sizes of a published model."""
+    if cfg.model.pretrained:
+        return False
+    return cfg.adapter.is_used or source(cfg) != ""
 
 
 def source(cfg: Config) -> str:
     """The hub id of the model whose sizes are trained; '' for sizes of no published one."""
-    return known_models.known().get(cfg.model.name, ("", ""))[1]
+    _, hub_id = known_models.known().get(cfg.model.name, ("", ""))
+    return hub_id
 
 
 def warning(cfg: Config) -> list[str]:
-    """That a training is beside random weights, in a line; none where nobody would take it for a fine-tuning."""
-    tunes = cfg.adapter.is_used or task.has_conversations(cfg) or cfg.data.kind != "dummy"
-    if cfg.predicts or not stands_in(cfg) or not tunes:
+    """A line where a training that looks like a fine-tuning starts from random weights."""
+    looks_like_fine_tuning = cfg.adapter.is_used or task.has_conversations(cfg) or cfg.data.kind != "dummy"
+    if cfg.predicts or not stands_in(cfg) or not looks_like_fine_tuning:
         return []
     published = source(cfg)
     sizes = f"the sizes of {published}" if published else "sizes of its own"
-    what = (
-        f"adapter={cfg.adapter.name} is trained beside them" if cfg.adapter.is_used else "they are trained from there"
-    )
+    if cfg.adapter.is_used:
+        what = f"adapter={cfg.adapter.name} is trained beside them"
+    else:
+        what = "they are trained from there"
     ids = ", on random ids (data=dummy)" if cfg.data.kind == "dummy" else ""
     return [
         f"{RANDOM}model={cfg.model.name} has {sizes} and no weights of a trained model, and {what}{ids}: good for "
@@ -39,18 +42,26 @@ def warning(cfg: Config) -> list[str]:
 
 
 def filled_in(overrides: Sequence[str], cfg: Config) -> list[str]:
-    """The overrides of a training of pretrained weights on rows of one's own, in place of stand-ins.
+    """The overrides of a training of pretrained weights on a person's rows, in place of stand-ins.
 
-    cfg: what they come to. What is typed of sizes stays: then the model is no published one, and stays too.
+    cfg: the configuration of these overrides. Where a size is typed, the model is no published one, and nothing is
+    replaced.
     """
-    keys = {text.lstrip("+~").partition("=")[0] for text in overrides}
-    resized = {key for key in keys if key.startswith("model.") and key not in ("model.attention", "model.dropout")}
-    if not stands_in(cfg) or resized:
+    if not stands_in(cfg):
         return list(overrides)
-    kept = [text for text in overrides if text.partition("=")[0] != "model"]
-    made = [f"model.pretrained={source(cfg) or WEIGHTS}"]
+    replaced = {"model"}
+    filled = [f"model.pretrained={source(cfg) or WEIGHTS}"]
     if cfg.data.kind == "dummy":
-        kept = [text for text in kept if text.partition("=")[0] not in OF_DUMMY]
-        talks = task.is_causal(cfg)
-        made += ["data=chat", f"data.path={ROWS}.jsonl"] if talks else ["data=text", f"data.path={ROWS}.csv"]
-    return [*made, *kept]
+        replaced.update(OF_DUMMY)
+        if task.is_causal(cfg):
+            filled += ["data=chat", f"data.path={ROWS}.jsonl"]
+        else:
+            filled += ["data=text", f"data.path={ROWS}.csv"]
+    for text in overrides:
+        key = text.partition("=")[0]
+        plain = key.lstrip("+~")
+        if plain.startswith("model.") and plain not in ("model.attention", "model.dropout"):
+            return list(overrides)
+        if key not in replaced:
+            filled.append(text)
+    return filled

@@ -44,19 +44,20 @@ def signature(config: Mapping[str, Any]) -> dict[str, Any]:
     model = model_options.recorded(config["model"])
     if model.get("attention") == model_options.AUTO:  # a model that has sdpa gets it; that was the default before
         model["attention"] = "sdpa"
-    found = {}
+    identifying = {}
     for section, values in {**config, "model": model}.items():
-        nested = isinstance(values, dict)
-        if nested and section in GROUPS and kinds_of(section):
-            values = {**values, "kind": kind_of(config, section)}  # which records of older versions do not have
-        keys = {f"{section}.{key}": value for key, value in values.items()} if nested else {section: values}
-        found |= {key: value for key, value in keys.items() if identity_of(key) & {TRAINING, LENGTH}}
-    found["batch.effective"] = (
-        config["batch"]["per_device"]
-        * config["accumulation"]["steps"]
-        * (config.get("parallelism", {}).get("replicas") or 1)
-    )
-    return found
+        if not isinstance(values, dict):
+            keys = {section: values}
+        else:
+            if section in GROUPS and kinds_of(section):
+                values = {**values, "kind": kind_of(config, section)}  # which records of older versions do not have
+            keys = {f"{section}.{key}": value for key, value in values.items()}
+        for key, value in keys.items():
+            if identity_of(key) & {TRAINING, LENGTH}:
+                identifying[key] = value
+    replicas = config.get("parallelism", {}).get("replicas") or 1
+    identifying["batch.effective"] = config["batch"]["per_device"] * config["accumulation"]["steps"] * replicas
+    return identifying
 
 
 def differences(ours: Mapping, theirs: Mapping, any_length: bool = False) -> list[str]:
@@ -64,13 +65,20 @@ def differences(ours: Mapping, theirs: Mapping, any_length: bool = False) -> lis
 
     any_length: the keys that only say how long to train may differ. So may the keys of what `resume_allow` names.
     """
-    moved = {key for name in ours.get("resume_allow") or () for key in MAY_DIFFER.get(name, ())}
-    mine, other = signature(ours), signature(theirs)
-    return [
-        printable(f"{key}={mine.get(key)} (there {other.get(key)})"[:MOST_CHARACTERS])
-        for key in sorted(mine.keys() | other.keys())
-        if mine.get(key) != other.get(key) and key not in moved and not (any_length and LENGTH in identity_of(key))
-    ]
+    may_differ: set[str] = set()
+    for name in ours.get("resume_allow") or ():
+        may_differ.update(MAY_DIFFER.get(name, ()))
+    here = signature(ours)
+    there = signature(theirs)
+    lines = []
+    for key in sorted(here.keys() | there.keys()):
+        if here.get(key) == there.get(key) or key in may_differ:
+            continue
+        if any_length and LENGTH in identity_of(key):
+            continue
+        difference = f"{key}={here.get(key)} (there {there.get(key)})"
+        lines.append(printable(difference[:MOST_CHARACTERS]))
+    return lines
 
 
 def same(ours: Mapping, theirs: Mapping, any_length: bool = False) -> bool:
@@ -93,9 +101,10 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A named folder that cannot be resumed, and names that no fingerprint has."""
-    names, known = cfg.resume_allow or [], ",".join(ALLOWED)
-    if unknown := [name for name in names if name not in ALLOWED]:
-        return [f"resume_allow has no {unknown[0]}. What may differ is of [{known}]."]
+    names = cfg.resume_allow or []
+    for name in names:
+        if name not in ALLOWED:
+            return [f"resume_allow has no {name}. What may differ is of [{','.join(ALLOWED)}]."]
     if names and cfg.resume is None:
         return ["resume_allow is about what a resumed training goes on with: add resume=, or leave it out."]
     if cfg.resume in (None, LATEST):
@@ -106,7 +115,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
             f"{checkpoint_files.FOLDER}/, or resume={LATEST}, which starts from the beginning where there is none."
         ]
-    step = checkpoint_files.step_of(next(filter(_is_readable, folders), folders[0]))
+    readable = [folder for folder in folders if _is_readable(folder)]
+    step = checkpoint_files.step_of((readable or folders)[0])
     if cfg.train.max_steps is not None and cfg.train.max_steps < step:
         return [
             f"resume={cfg.resume} stands at step {step}, past train.max_steps={cfg.train.max_steps}. Give more steps."
@@ -125,21 +135,32 @@ def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False
     """A problem where the first checkpoint that can be read was saved by another training."""
     for folder in folders:
         try:
-            others = differences(to_dict(cfg), checkpoint_files.config_of(folder), any_length)
+            saved = checkpoint_files.config_of(folder)
         except BrokenCheckpoint:
             continue
+        try:
+            different = differences(to_dict(cfg), saved, any_length)
         except (KeyError, TypeError):
-            others = ["it is of another version, or not complete"]
-        if not others:
+            different = ["it is of another version, or not complete"]
+        if not different:
             return []
-        problem = f"{folder} was saved by another training: {', '.join(others)}."
-        if same(to_dict(cfg), checkpoint_files.config_of(folder), any_length=True):
-            step, run = checkpoint_files.step_of(folder), folder.parent.parent
-            return [f"{problem} Type resume={run} to go on from step {step} with another length."]
-        names = [name for name, keys in MAY_DIFFER.items() if any(text.startswith(keys) for text in others)]
-        allow = f" Type resume_allow=[{','.join(names)}] if the other value is meant." if names else ""
-        return [f"{problem} Give the same values, or another folder.{allow}"]
+        problem = f"{folder} was saved by another training: {', '.join(different)}."
+        if same(to_dict(cfg), saved, any_length=True):
+            step = checkpoint_files.step_of(folder)
+            return [f"{problem} Type resume={folder.parent.parent} to go on from step {step} with another length."]
+        return [f"{problem} Give the same values, or another folder.{_how_to_allow(different)}"]
     return []
+
+
+def _how_to_allow(different: list[str]) -> str:
+    """' Type resume_allow=...' where it lets some of these differences be; '' where it does not."""
+    names = []
+    for name, keys in MAY_DIFFER.items():
+        if any(line.startswith(keys) for line in different):
+            names.append(name)
+    if not names:
+        return ""
+    return f" Type resume_allow=[{','.join(names)}] if the other value is meant."
 
 
 def candidates(named: str) -> list[Path]:
@@ -156,23 +177,30 @@ def resume_folder(cfg: Config, folder: Path, hydra_overrides: list[str]) -> Path
     folder: the one that Hydra made up, or that was typed. A typed folder is used. Otherwise it is the folder of the
     run below outputs/ with the newest checkpoint of the same training, or `folder` where there is none.
     """
-    folder_keys = ("hydra.run.dir=", "hydra.sweep.dir=")
-    chosen = [each for each in hydra_overrides if each.startswith(folder_keys) and each != NO_FOLDER]
-    if cfg.resume != LATEST or chosen:
+    if cfg.resume != LATEST:
         return folder
-    found = _newest_of(cfg, Path("outputs").absolute().glob("*/*"))
-    return found.parent.parent if found is not None else folder
+    for override in hydra_overrides:
+        if override.startswith(("hydra.run.dir=", "hydra.sweep.dir=")) and override != NO_FOLDER:
+            return folder
+    newest = _newest_of(cfg, Path("outputs").absolute().glob("*/*"))
+    if newest is None:
+        return folder
+    return newest.parent.parent
 
 
 def _newest_of(cfg: Config, runs: Iterable[Path], any_length: bool = False) -> Path | None:
     """The checkpoint of this training in folders of runs that was written last. any_length: see `differences`."""
-    ours, newest = to_dict(cfg), {}
+    ours = to_dict(cfg)
+    newest = None
+    newest_time = 0
     for run in runs:
         for manifest in run.glob(f"{checkpoint_files.FOLDER}/step-*/{checkpoint_files.MANIFEST}"):
             with contextlib.suppress(BrokenCheckpoint, OSError):
-                if same(ours, checkpoint_files.config_of(manifest.parent), any_length):
-                    newest[manifest.stat().st_mtime_ns] = manifest.parent
-    return newest[max(newest)] if newest else None
+                time = manifest.stat().st_mtime_ns
+                if time >= newest_time and same(ours, checkpoint_files.config_of(manifest.parent), any_length):
+                    newest = manifest.parent
+                    newest_time = time
+    return newest
 
 
 def begins_anew(cfg: Config, folder: Path) -> list[str]:
@@ -180,15 +208,17 @@ def begins_anew(cfg: Config, folder: Path) -> list[str]:
     has of the same training, of any length. folder: from `resume_folder`."""
     if cfg.resume != LATEST or checkpoint_files.found(folder):
         return []
-    near = _newest_of(cfg, [*Path("outputs").absolute().glob("*/*"), *folder.parent.glob("*")], any_length=True)
     line = f"resume={LATEST} found no checkpoint of this training in {folder}: it begins at step 0."
-    if near is None:
+    runs = [*Path("outputs").absolute().glob("*/*"), *folder.parent.glob("*")]
+    other = _newest_of(cfg, runs, any_length=True)
+    if other is None:
         return [line]
-    others = differences(to_dict(cfg), checkpoint_files.config_of(near))
-    what = f"{near} is of the same training{' but for ' * bool(others)}{', '.join(others)}"
-    return [
-        printable(f"{line} {what}: resume={near.parent.parent} goes on from step {checkpoint_files.step_of(near)}.")
-    ]
+    line += f" {other} is of the same training"
+    different = differences(to_dict(cfg), checkpoint_files.config_of(other))
+    if different:
+        line += f" but for {', '.join(different)}"
+    step = checkpoint_files.step_of(other)
+    return [printable(f"{line}: resume={other.parent.parent} goes on from step {step}.")]
 
 
 def matching_record(cfg: Config, folder: Path) -> record.Record | None:
@@ -203,27 +233,35 @@ def matching_record(cfg: Config, folder: Path) -> record.Record | None:
 
 
 def save_as_before(cfg: Config, outcome: record.Record, before: record.Record | None) -> list[str]:
-    """Has a resumed training save its model as the training before did, where nothing else is typed: the folder would
-    keep the model of a shorter one. outcome: the new record. Returns why that cannot be."""
-    typed = {each.partition("=")[0] for each in outcome.overrides}
+    """Makes a resumed training save its model as the training before did, where nothing else is typed.
+
+    Otherwise the folder would keep the model of the shorter training. outcome: the new record. before: the old one.
+    Returns why the model cannot be saved so.
+    """
+    typed = {override.partition("=")[0] for override in outcome.overrides}
     if before is None or not before.config["save"]["final"] or "save.final" in typed:
         return []
-    kept = {key: before.config["save"][key] for key in ("final", "merge", "max_shard_gb") if f"save.{key}" not in typed}
-    vars(cfg.save).update(kept)
-    outcome.config["save"] |= kept
+    for key in ("final", "merge", "max_shard_gb"):
+        if f"save.{key}" not in typed:
+            value = before.config["save"][key]
+            setattr(cfg.save, key, value)
+            outcome.config["save"][key] = value
     return save.problems(cfg)
 
 
 def damaged_record(cfg: Config, folder: Path) -> str | None:
     """A warning where a record cannot be read beside checkpoints of the training that is resumed; else None."""
-    found = checkpoint_files.found(folder) if cfg.resume is not None else []
-    with contextlib.suppress(OSError):
-        try:
-            record_file.read(folder)
-        except ValueError as error:
-            ours = not mismatch_problems(cfg, found, any_length=cfg.resume != LATEST)
-            if any(map(_is_readable, found)) and ours:
-                return printable(f"the record of the run so far is replaced, since it cannot be used: {error}")
+    if cfg.resume is None:
+        return None
+    try:
+        record_file.read(folder)
+    except OSError:
+        return None
+    except ValueError as error:
+        checkpoints = checkpoint_files.found(folder)
+        of_another_training = mismatch_problems(cfg, checkpoints, any_length=cfg.resume != LATEST)
+        if not of_another_training and any(_is_readable(checkpoint) for checkpoint in checkpoints):
+            return printable(f"the record of the run so far is replaced, since it cannot be used: {error}")
     return None
 
 
@@ -243,28 +281,30 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
     """Puts the speed and the memory of a finished run back into its record, after a run that only saved its model or
     counted its memory.
 
-    Returns whether the record has changed.
+    before: the record of the finished run. outcome: that of the run after it. Returns whether the record has changed.
     """
-    if (
-        before is not None
-        and before.status == outcome.status == "ok"
-        and before.training.steps == outcome.training.steps == outcome.training.resumed_from_step
-    ):
-        for part, earlier in ((outcome.speed, before.speed), (outcome.memory, before.memory)):
-            counted = record.NOT_COUNTED not in before.warnings  # else the earlier figures are those of the steps alone
-            for key, value in vars(earlier).items():
-                if counted or isinstance(value, int | float):
-                    setattr(part, key, value)
-        outcome.training.resumed_from_step = before.training.resumed_from_step  # these figures are of all its steps
-        record_file.write(outcome, folder)
-        return True
-    return False
+    if before is None or before.status != "ok" or outcome.status != "ok":
+        return False
+    if not before.training.steps == outcome.training.steps == outcome.training.resumed_from_step:
+        return False  # it has trained
+    memory_was_counted = record.NOT_COUNTED not in before.warnings  # else there are figures of the steps alone
+    for part, earlier in ((outcome.speed, before.speed), (outcome.memory, before.memory)):
+        for key, value in vars(earlier).items():
+            if memory_was_counted or isinstance(value, int | float):
+                setattr(part, key, value)
+    outcome.training.resumed_from_step = before.training.resumed_from_step  # these figures are of all its steps
+    record_file.write(outcome, folder)
+    return True
 
 
 def model_missing(cfg: Config, folder: Path) -> bool:
     """Whether save.final asks for a model that was not saved yet, or save.merge for more than its adapter."""
+    if not cfg.save.final:
+        return False
     model = folder / run_folder.MODEL_FOLDER
-    return bool(cfg.save.final) and (not model.is_dir() or cfg.save.merge and (model / ADAPTER_FILE).is_file())
+    if not model.is_dir():
+        return True
+    return cfg.save.merge and (model / ADAPTER_FILE).is_file()
 
 
 hooks.register_module("resume", globals())

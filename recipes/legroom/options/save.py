@@ -7,29 +7,34 @@ from legroom.options import hooks
 
 
 def final_by_default(cfg: Config, in_sweep: bool) -> bool:
-    """What save.final=null means: weights that were trained further are wanted, and those of a sweep would fill a disk.
+    """What save.final=null means: the model of a fine-tuning is saved, but those of a sweep would fill a disk.
 
     in_sweep: the configuration is that of a sweep's job.
     """
-    trains = not cfg.predicts and cfg.data.kind != "dummy"  # random ids: only the figures are wanted
-    return bool(cfg.model.pretrained) and trains and not in_sweep
+    if cfg.predicts or cfg.data.kind == "dummy":  # of random ids only the figures are wanted
+        return False
+    return bool(cfg.model.pretrained) and not in_sweep
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A merged model that is asked for and cannot be written; files of a size that nothing is written in."""
-    return _shard_problems(cfg) or (_merge_problems(cfg) if cfg.save.merge else [])
+    return _shard_problems(cfg) or _merge_problems(cfg)
 
 
 def _shard_problems(cfg: Config) -> list[str]:
-    typed = f"save.max_shard_gb={cfg.save.max_shard_gb:g}" if cfg.save.max_shard_gb is not None else None
-    if typed and not cfg.save.final:
+    if cfg.save.max_shard_gb is None:
+        return []
+    typed = f"save.max_shard_gb={cfg.save.max_shard_gb:g}"
+    if not cfg.save.final:
         return [f"{typed} is about the trained model, and none is saved. Type save.final=true too."]
-    if typed and cfg.adapter.is_used and not cfg.save.merge:
+    if cfg.adapter.is_used and not cfg.save.merge:
         return [f"{typed} does not go with an adapter, which is one file. Type save.merge=true, or leave it out."]
     return []
 
 
 def _merge_problems(cfg: Config) -> list[str]:
+    if not cfg.save.merge:
+        return []
     if not cfg.adapter.is_used:
         return ["save.merge=true adds an adapter to the weights, and adapter=none trains none. Leave it out."]
     if not cfg.save.final:

@@ -54,11 +54,15 @@ def task_of(cfg: Config, config: PretrainedConfig) -> str:
 
     from legroom.compat import transformers_models_private
 
-    saved = config.architectures or []
-    if any(name.endswith("ForQuestionAnswering") for name in saved):
+    saved_classes = config.architectures or []
+    if any(name.endswith("ForQuestionAnswering") for name in saved_classes):
         return "question_answering"
-    if not saved and transformers_models_private.is_decoder_only(config):
+    if not saved_classes and transformers_models_private.is_decoder_only(config):
         return "language_modelling"  # what a decoder is for
-    causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) or a == CAUSAL.get(config.model_type) for a in saved)
-    sequence_to_sequence = config.is_encoder_decoder and not any(a.endswith("Classification") for a in saved)
-    return "language_modelling" if causal or sequence_to_sequence else "classification"
+    for name in saved_classes:
+        if name.endswith(("ForCausalLM", "LMHeadModel")) or name == CAUSAL.get(config.model_type):
+            return "language_modelling"
+    is_classifier = any(name.endswith("Classification") for name in saved_classes)
+    if config.is_encoder_decoder and not is_classifier:
+        return "language_modelling"
+    return "classification"

@@ -14,12 +14,16 @@ def switched_off(cfg: Config) -> str | None:
     """What keeps W&B from sending anything: a key or a variable, as typed; None if nothing does."""
     if cfg.tracker.kind != "wandb":
         return None
-    if cfg.tracker.mode:
-        return "tracker.mode=disabled" if cfg.tracker.mode == "disabled" else None
+    if cfg.tracker.mode == "disabled":
+        return "tracker.mode=disabled"
+    if cfg.tracker.mode:  # goes before the variables
+        return None
     if os.environ.get("WANDB_MODE") == "disabled":
         return "WANDB_MODE=disabled"
     value = os.environ.get("WANDB_DISABLED", "")  # what transformers' own integration reads
-    return f"WANDB_DISABLED={value}" if value.upper() in TRUE else None
+    if value.upper() in TRUE:
+        return f"WANDB_DISABLED={value}"
+    return None
 
 
 def sends(cfg: Config) -> bool:
@@ -29,18 +33,21 @@ def sends(cfg: Config) -> bool:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Values that a tracker refuses. Its package is a fact of its option; one that then fails never ends a run."""
-    tracker, found = cfg.tracker, []
-    if tracker.kind != "wandb":
-        return found
-    key, mode = ("tracker.mode", tracker.mode) if tracker.mode else ("WANDB_MODE", os.environ.get("WANDB_MODE"))
+    if cfg.tracker.kind != "wandb":
+        return []
+    lines = []
+    key, mode = "tracker.mode", cfg.tracker.mode
+    if not mode:
+        key, mode = "WANDB_MODE", os.environ.get("WANDB_MODE")
     if mode and mode not in MODES:
-        found.append(f"{key}={mode} is not one of {', '.join(MODES)}.")
-    if not tracker.project or len(tracker.project) > 128 or set(tracker.project) & set("/\\#?%:"):
-        found.append(
-            f"tracker.project={tracker.project} cannot be a project's name: "
+        lines.append(f"{key}={mode} is not one of {', '.join(MODES)}.")
+    project = cfg.tracker.project
+    if not 1 <= len(project or "") <= 128 or set(project) & set("/\\#?%:"):
+        lines.append(
+            f"tracker.project={project} cannot be a project's name: "
             "W&B wants 1 to 128 characters without / \\ # ? % and :."
         )
-    return found
+    return lines
 
 
 def warnings(cfg: Config) -> list[str]:

@@ -12,15 +12,19 @@ POLYNOMIAL_END = 1e-7  # the last learning rate of transformers' polynomial sche
 
 
 def default_learning_rate(cfg: Config) -> float | None:
-    """The adapter's, or the model's own from scratch, or a smaller one for pretrained weights."""
-    pretrained = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
-    return cfg.adapter.learning_rate if cfg.adapter.is_used else pretrained
+    """That of the adapter; without one a small rate for pretrained weights, that of the model for random ones."""
+    if cfg.adapter.is_used:
+        return cfg.adapter.learning_rate
+    if cfg.model.pretrained:
+        return PRETRAINED_LEARNING_RATE
+    return cfg.model.learning_rate
 
 
 def lower_rate(cfg: Config) -> float:
     """The learning rate to try after a training that diverged: the default where the rate is far above it, or else a
     tenth."""
-    rate, default = cfg.train.learning_rate or 0.0, default_learning_rate(cfg)
+    rate = cfg.train.learning_rate or 0.0
+    default = default_learning_rate(cfg)
     if default and rate > 10 * default:
         return default
     return rate / 10
@@ -35,8 +39,10 @@ def lower_rate_hint(cfg: Config) -> str | None:
 
 def resolve(cfg: Config) -> list[str]:
     """Fills in the learning rate and the schedule."""
-    if cfg.train.schedule is None:
-        cfg.train.schedule = "constant" if cfg.optim.facts.needs_constant_schedule else "linear"
+    if cfg.train.schedule is None and cfg.optim.facts.needs_constant_schedule:
+        cfg.train.schedule = "constant"
+    elif cfg.train.schedule is None:
+        cfg.train.schedule = "linear"
     if cfg.train.learning_rate is None:
         cfg.train.learning_rate = default_learning_rate(cfg)
     return []
@@ -44,36 +50,44 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Settings that would be ignored."""
-    found = []
-    own_schedule = cfg.optim.facts.needs_constant_schedule
-    if own_schedule and cfg.train.schedule != "constant":
-        found.append(
-            f"optim={cfg.optim.name} takes the place of a schedule, and train.schedule={cfg.train.schedule} is one. "
-            "Leave it out; train.warmup_steps is the optimizer's own warm-up."
+    lines = _schedule_problems(cfg)
+    rate = cfg.train.learning_rate
+    for section in ("adapter", "model") if cfg.adapter.is_used else ("model",):
+        key = f"{section}.learning_rate"
+        # A resumed training keeps the rate that it began with.
+        if key in given and getattr(cfg, section).learning_rate != rate and not cfg.resume:
+            lines.append(
+                f"{key} would be ignored: the training's rate is {rate:g}. Leave it out, or type "
+                "train.learning_rate alone."
+            )
+    if cfg.train.max_steps is not None and "train.epochs" in given:
+        lines.append(
+            "train.max_steps decides how long to train, so train.epochs would be ignored. Leave one of them out."
         )
-    if cfg.train.schedule == "constant" and cfg.train.warmup_steps and not own_schedule:
-        found.append(
+    return lines
+
+
+def _schedule_problems(cfg: Config) -> list[str]:
+    """A schedule that the optimizer replaces, without the warm-up that is asked for, or without room to fall."""
+    lines = []
+    if cfg.optim.facts.needs_constant_schedule:
+        if cfg.train.schedule != "constant":
+            lines.append(
+                f"optim={cfg.optim.name} takes the place of a schedule, and train.schedule={cfg.train.schedule} is "
+                "one. Leave it out; train.warmup_steps is the optimizer's own warm-up."
+            )
+    elif cfg.train.schedule == "constant" and cfg.train.warmup_steps:
+        lines.append(
             "train.schedule=constant has no warm-up, so train.warmup_steps would be ignored. "
             "Choose train.schedule=constant_with_warmup."
         )
     rate = cfg.train.learning_rate
     if cfg.train.schedule == "polynomial" and rate is not None and rate <= POLYNOMIAL_END:
-        found.append(
+        lines.append(
             f"train.learning_rate={cfg.train.learning_rate} is not above {POLYNOMIAL_END}, to which "
             "train.schedule=polynomial falls. Choose train.schedule=linear."
         )
-    for section in ("adapter", "model") if cfg.adapter.is_used else ("model",):
-        key = f"{section}.learning_rate"
-        if key in given and getattr(cfg, section).learning_rate != rate and not cfg.resume:  # such a run goes on
-            found.append(
-                f"{key} would be ignored: the training's rate is {rate:g}. Leave it out, or type "
-                "train.learning_rate alone."
-            )
-    if cfg.train.max_steps is not None and "train.epochs" in given:
-        found.append(
-            "train.max_steps decides how long to train, so train.epochs would be ignored. Leave one of them out."
-        )
-    return found
+    return lines
 
 
 def warmup_warnings(cfg: Config, steps: int) -> list[str]:

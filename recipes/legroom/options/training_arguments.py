@@ -23,7 +23,7 @@ def training_arguments(cfg: Config, folder: str) -> TrainingArguments:
 
 def entries(cfg: Config, folder: str) -> dict[str, Any]:
     """The arguments of `training_arguments` by name. They come from the hooks; two menus cannot give the same entry."""
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "output_dir": folder,
         "report_to": [],
         "use_cpu": not cfg.target.on_gpu,
@@ -35,9 +35,11 @@ def entries(cfg: Config, folder: str) -> dict[str, Any]:
         "logging_nan_inf_filter": False,  # would read the loss from the device at every step
         "remove_unused_columns": False,
     }
-    for section, each in hooks.registered().items():
-        if each.training_arguments is not None:
-            new = each.training_arguments(cfg)
-            assert not found.keys() & new.keys(), f"{section} repeats {found.keys() & new.keys()}"
-            found |= new
-    return found
+    for section, contributed in hooks.registered().items():
+        if contributed.training_arguments is None:
+            continue
+        new = contributed.training_arguments(cfg)
+        repeated = arguments.keys() & new.keys()
+        assert not repeated, f"{section} repeats {repeated}"
+        arguments |= new
+    return arguments

@@ -1,15 +1,16 @@
 """Validation: every problem of a configuration at once, before anything slow starts."""
 
 import dataclasses
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import hooks, own_weights, requirements, suggestions
 
-MOST_WHOLE = 2**62  # torch counts in 64 bits, with a sign
+LARGEST_INTEGER = 2**62  # torch counts in 64 bits, with a sign
 
 # --- one key at a time ------------------------------------------------------------------------
 
@@ -18,27 +19,37 @@ def value_problems(node: Any, prefix: str = "") -> list[str]:
     """Values that the schema does not allow: choices, patterns and bounds. node: a dataclass of the schema."""
     problems = []
     for field in dataclasses.fields(node):
-        key, value, rule = prefix + field.name, getattr(node, field.name), field.metadata
+        key = prefix + field.name
+        value = getattr(node, field.name)
         if dataclasses.is_dataclass(value):
             problems += value_problems(value, key + ".")
-        elif value is None:
-            continue
-        elif "choices" in rule and value not in rule["choices"]:
-            choices = ["null" if c is None else str(c) for c in rule["choices"]]
-            problems.append(f"{key}={value} is not one of {', '.join(choices)}.{suggestions.nearest(value, choices)}")
-        elif (empty := suggestions.if_empty(key, value)) is not None:
-            problems.append(empty)
-        elif "pattern" in rule and not re.fullmatch(rule["pattern"], value):
-            problems.append(f"{key}={value} cannot be read. Type it as in {key}={rule['example']}.")
-        elif "minimum" in rule and not value >= rule["minimum"]:  # NaN, too, is refused
-            problems.append(f"{key}={value} is too small: it must be at least {rule['minimum']}.")
-        elif "below" in rule and not value < rule["below"]:
-            problems.append(f"{key}={value} is too large: it must be below {rule['below']}.")
-        elif isinstance(value, int) and value > MOST_WHOLE:
-            problems.append(f"{key}={value} is too large: it must be at most {MOST_WHOLE}.")
-        elif isinstance(value, float) and value == float("inf"):
-            problems.append(f"{key}={value} must be a finite number.")
+        elif value is not None:
+            problem = _value_problem(key, value, field.metadata)
+            if problem is not None:
+                problems.append(problem)
     return problems
+
+
+def _value_problem(key: str, value: Any, rules: Mapping[str, Any]) -> str | None:
+    """Why a value is not allowed, or None. rules: the metadata of the key's field."""
+    if "choices" in rules and value not in rules["choices"]:
+        choices = ["null" if choice is None else str(choice) for choice in rules["choices"]]
+        return f"{key}={value} is not one of {', '.join(choices)}.{suggestions.nearest(value, choices)}"
+    empty = suggestions.if_empty(key, value)
+    if empty is not None:
+        return empty
+    if "pattern" in rules and not re.fullmatch(rules["pattern"], value):
+        return f"{key}={value} cannot be read. Type it as in {key}={rules['example']}."
+    # `not value >= ...`, so that NaN is refused as well
+    if "minimum" in rules and not value >= rules["minimum"]:
+        return f"{key}={value} is too small: it must be at least {rules['minimum']}."
+    if "below" in rules and not value < rules["below"]:
+        return f"{key}={value} is too large: it must be below {rules['below']}."
+    if isinstance(value, int) and value > LARGEST_INTEGER:
+        return f"{key}={value} is too large: it must be at most {LARGEST_INTEGER}."
+    if isinstance(value, float) and value == math.inf:
+        return f"{key}={value} must be a finite number."
+    return None
 
 
 # --- the whole --------------------------------------------------------------------------------
@@ -46,7 +57,11 @@ def value_problems(node: Any, prefix: str = "") -> list[str]:
 
 def resolve(cfg: Config) -> list[str]:
     """Fills in what is derived from other keys (in place); returns what cannot be derived."""
-    return [line for each in hooks.registered().values() if each.resolve for line in each.resolve(cfg)]
+    lines = []
+    for section in hooks.registered().values():
+        if section.resolve is not None:
+            lines += section.resolve(cfg)
+    return lines
 
 
 def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
@@ -60,27 +75,41 @@ def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return problems
     problems = resolve(cfg)
     if cfg.device == "cuda" and not cfg.predicts and not host.gpus():
-        why = "torch is a CPU build" if not host.torch_has_cuda() else "no NVIDIA GPU is visible"
+        why = "no NVIDIA GPU is visible" if host.torch_has_cuda() else "torch is a CPU build"
         problems.append(f"device=cuda, but {why}. Choose device=cpu.")
     if cfg.launch.memory_limit_gib == 0 or cfg.launch.timeout_seconds == 0:
         problems.append("launch.timeout_seconds and launch.memory_limit_gib must be above 0, or null for no limit.")
-    return problems + [line for section in hooks.FIELDS for line in section_problems(cfg, section, given)]
+    for section in hooks.FIELDS:
+        problems += section_problems(cfg, section, given)
+    return problems
 
 
 def section_problems(cfg: Config, section: str, given: Collection[str] = ()) -> list[str]:
     """The problems of one menu, section or plain key: of its option's facts, and of its hooks and those of its keys."""
-    own = [each for name, each in hooks.registered().items() if name.partition(".")[0] == section]
-    found = [line for each in own if each.problems is not None for line in each.problems(cfg, given)]
-    conflicts = [conflict.line(cfg) for each in own for conflict in each.conflicts]
-    return requirements.problems(cfg, section) + found + [line for line in conflicts if line is not None]
+    problems = requirements.problems(cfg, section)
+    conflicts = []
+    for name, contributed in hooks.registered().items():
+        if name.partition(".")[0] != section:
+            continue
+        if contributed.problems is not None:
+            problems += contributed.problems(cfg, given)
+        conflicts += [conflict.line(cfg) for conflict in contributed.conflicts]
+    return problems + [line for line in conflicts if line is not None]
 
 
 def choose(cfg: Config) -> list[str]:
     """Fills in what takes seconds to derive, in place; returns what prevents it. cfg: without problems."""
-    return [line for each in hooks.registered().values() if each.choose for line in each.choose(cfg)]
+    lines = []
+    for section in hooks.registered().values():
+        if section.choose is not None:
+            lines += section.choose(cfg)
+    return lines
 
 
 def warnings(cfg: Config) -> list[str]:
     """What runs, but not as a person may expect: a line each."""
-    found = [line for each in hooks.registered().values() if each.warnings for line in each.warnings(cfg)]
-    return own_weights.warning(cfg) + found
+    lines = own_weights.warning(cfg)
+    for section in hooks.registered().values():
+        if section.warnings is not None:
+            lines += section.warnings(cfg)
+    return lines

@@ -1,1 +1,1 @@
-"""Records to rows, tables and pictures."""
+"""Records to rows, tables, a picture and pages."""

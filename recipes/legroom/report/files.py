@@ -11,14 +11,17 @@ from legroom.records.record import OPERATION_GROUPS, Error, Evaluation, Record
 from legroom.report.rows import Row, Table
 
 
-def jsonl(made: Table) -> str:
+def jsonl(table: Table) -> str:
     """Every record as one line of JSON, in the table's order."""
-    return "".join(json.dumps(record_file.to_values(run)) + "\n" for row in made.rows for run in row.runs)
+    lines = [json.dumps(record_file.to_values(run)) for run in table.runs]
+    return "".join(f"{line}\n" for line in lines)
 
 
-def csv_text(made: Table) -> str:
+def csv_text(table: Table) -> str:
     """One line per job, repeats apart, with the record's own units; empty where a record has no such figure."""
-    lines = [_csv_line(run, row, made.keys) for row in made.rows for run in row.runs]
+    lines = []
+    for row in table.rows:
+        lines += [_csv_line(run, row, table.keys) for run in row.runs]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     writer.writeheader()
@@ -27,36 +30,38 @@ def csv_text(made: Table) -> str:
 
 
 def _csv_line(run: Record, row: Row, keys: list[str]) -> dict[str, Any]:
-    error, seconds = run.error or Error("", "", ""), run.operations.seconds() if run.operations else {}
-    return (
-        {"status": run.status, "config_key": run.config_key}
-        | {key: row.label.get(key) for key in keys}
-        | {
-            "measure.repeat": (run.config.get("measure") or {}).get("repeat"),
-            "train.seed": (run.config.get("train") or {}).get("seed"),
-            "first_loss": run.training.losses[0] if run.training.losses else None,
-        }
-        | _single_values(run.training)
-        | _single_values(run.speed)
-        | _single_values(run.memory)
-        | {f"{group.replace('-', '_')}_seconds": seconds.get(group) for group in OPERATION_GROUPS}
-        | {f"evaluation_{key}": value for key, value in _single_values(run.evaluation).items()}
-        | {"train_evaluation_seconds": run.speed.evaluation_seconds}  # evaluation_seconds is that of the last one
-        | {key: run.environment.get(key) for key in ("device_name", "jobs_at_once", "started_at")}
-        | {
-            "error_phase": error.phase,
-            "error_type": error.type,
-            "error_message": " ".join(error.message.split()),
-            "error_hint": error.hint,
-        }
-    )
+    """A run's line: column -> value."""
+    line: dict[str, Any] = {"status": run.status, "config_key": run.config_key}
+    for key in keys:
+        line[key] = row.label.get(key)
+    measure = run.config.get("measure") or {}
+    train = run.config.get("train") or {}
+    line["measure.repeat"] = measure.get("repeat")
+    line["train.seed"] = train.get("seed")
+    line["first_loss"] = run.training.losses[0] if run.training.losses else None
+    for part in (run.training, run.speed, run.memory):
+        line |= _single_values(part)
+    group_seconds = run.operations.seconds() if run.operations else {}
+    for group in OPERATION_GROUPS:
+        line[f"{group.replace('-', '_')}_seconds"] = group_seconds.get(group)
+    for key, value in _single_values(run.evaluation).items():
+        line[f"evaluation_{key}"] = value
+    # The column evaluation_seconds is that of the last evaluation.
+    line["train_evaluation_seconds"] = run.speed.evaluation_seconds
+    for key in ("device_name", "jobs_at_once", "started_at"):
+        line[key] = run.environment.get(key)
+    error = run.error or Error("", "", "")
+    line["error_phase"] = error.phase
+    line["error_type"] = error.type
+    line["error_message"] = " ".join(error.message.split())
+    line["error_hint"] = error.hint
+    return line
 
 
 def _single_values(part: Any) -> dict[str, Any]:
     """The values of a record's part that are no lists or dicts; all None for an evaluation that was not made."""
-    fields = dataclasses.fields(Evaluation if part is None else part)
-    return {
-        field.name: getattr(part, field.name, None)
-        for field in fields
-        if not str(field.type).startswith(("list", "dict"))
-    }
+    values = {}
+    for field in dataclasses.fields(Evaluation if part is None else part):
+        if not str(field.type).startswith(("list", "dict")):
+            values[field.name] = getattr(part, field.name, None)
+    return values

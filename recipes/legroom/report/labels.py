@@ -14,91 +14,128 @@ from legroom.records.record import Record
 NOT_RESOLVED = (("train.learning_rate", "null"), ("model.attention", model_options.AUTO))
 REPEATS = ("train.seed=", "measure.repeat", "hydra.")  # what may differ between the repeats of a job
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
+VERSIONS = (*PACKAGES, "git_revision")
+MEMORY_LIMIT = "launch.memory_limit_gib"
 
 
-def facts(found: Record) -> dict[str, str]:
+def facts(record: Record) -> dict[str, str]:
     """A record's configuration and environment as flat text values: everything in which jobs may differ.
 
     The key of a group's option is the group's name (`optim`), that of a value in it has two parts (`optim.beta1`).
     """
-    values = {"experiment": _experiment(found)}
-    config = found.config | {"model": model_options.recorded(found.config.get("model") or {})}
-    if found.program is not None:
-        config = found.config | {"program": found.program.typed}
-    elif found.model is not None and config["model"].get("attention") == model_options.AUTO:
-        config["model"]["attention"] = found.model.attention
-    for section, content in config.items():
-        for key, value in (content if isinstance(content, dict) else {"name": content}).items():
-            values[printable(section if key == "name" else f"{section}.{key}")] = _text(value)
-    limit = values.pop("launch.memory_limit_gib", None)
-    values = {
-        key: value
-        for key, value in values.items()
-        if key == "experiment" or (not key.startswith("experiment.") and LABEL in identity_of(key))
-    }
-    if limit is not None:
-        values["launch.memory_limit_gib"] = limit  # the last of a label
-    if found.status == "refused":  # what the other jobs derive or look up was not yet there
+    values = _configuration_facts(record)
+    environment = record.environment
+    refused = record.status == "refused"
+    if refused:  # what the other jobs derive or look up was not yet there
         values = {key: value for key, value in values.items() if value != "null" or key == "experiment"}
-    environment = found.environment
     values["device"] = _text(environment.get("device", values.get("device")))
-    if found.status != "refused":
+    if not refused:
         values["device_name"] = _text(environment.get("device_name"))
     values["git_revision"] = _text(environment.get("git_revision"))
     versions = environment.get("versions") or {}
-    return values | {name: _text(versions.get(name)) for name in PACKAGES}
+    for package in PACKAGES:
+        values[package] = _text(versions.get(package))
+    return values
+
+
+def _configuration_facts(record: Record) -> dict[str, str]:
+    """The keys of a record's configuration that may stand in a label, and its experiment."""
+    values = {"experiment": _experiment(record)}
+    for section, content in _configuration(record).items():
+        if not isinstance(content, dict):
+            content = {"name": content}
+        for key, value in content.items():
+            full_key = section if key == "name" else f"{section}.{key}"
+            values[printable(full_key)] = _text(value)
+    limit = values.pop(MEMORY_LIMIT, None)
+    kept = {}
+    for key, value in values.items():
+        if key == "experiment" or (not key.startswith("experiment.") and LABEL in identity_of(key)):
+            kept[key] = value
+    if limit is not None:
+        kept[MEMORY_LIMIT] = limit  # the last of a label
+    return kept
+
+
+def _configuration(record: Record) -> dict[str, Any]:
+    """A record's configuration, with the program of `legroom check`, or the attention that `auto` chose."""
+    if record.program is not None:
+        return record.config | {"program": record.program.typed}
+    model = model_options.recorded(record.config.get("model") or {})
+    if record.model is not None and model.get("attention") == model_options.AUTO:
+        model["attention"] = record.model.attention
+    return record.config | {"model": model}
 
 
 def _text(value: Any) -> str:
     """A value as it is typed on the command line, for a terminal and a table."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int):
-        return str(value)
-    return printable(value if isinstance(value, str) else json.dumps(value, sort_keys=True))
+    if isinstance(value, str):
+        return printable(value)
+    return printable(json.dumps(value, sort_keys=True))
 
 
-def _experiment(found: Record) -> str:
+def _experiment(record: Record) -> str:
     """The name of the experiment file (`+experiment/guide=vanilla`: vanilla), or null."""
-    matches = [re.match(r"\+{0,2}experiment(?:/\w+)*=(.+)", override) for override in found.overrides]
-    return _text("+".join(match[1] for match in matches if match) or None)
+    names = []
+    for override in record.overrides:
+        match = re.match(r"\+{0,2}experiment(?:/\w+)*=(.+)", override)
+        if match:
+            names.append(match[1])
+    if not names:
+        return "null"
+    return printable("+".join(names))
 
 
 def _context(key: str, values: dict[str, str]) -> tuple:
     """The facts that determine the default of `key`: it is shown only if it differs between jobs with the same ones."""
-    get, group = values.get, key.split(".")[0]
+
+    def of(*names: str) -> tuple:
+        return tuple(values.get(name) for name in names)
+
+    group = key.split(".")[0]
     if key in ("experiment", "device"):
         return ()
     if key == "device_name":
-        return get("device"), get("gpu")  # the card that an estimate is for
-    if key in PACKAGES or key == "git_revision":  # only between jobs that differ in nothing else
-        return tuple(value for name, value in values.items() if name not in PACKAGES and name != "git_revision")
+        return of("device", "gpu")  # the card that an estimate is for
+    if key in VERSIONS:  # only between jobs that differ in nothing else
+        return tuple(value for name, value in values.items() if name not in VERSIONS)
     if key == "train.learning_rate":
-        return get("experiment"), get("model"), get("model.pretrained")
+        return of("experiment", "model", "model.pretrained")
     if key == "data.tokenizer":  # by default that of the model
-        return get("experiment"), get("data"), get("model"), get("model.pretrained")
+        return of("experiment", "data", "model", "model.pretrained")
     if key == "parallelism.replicas":  # derived from the number of processes and of machines
         return tuple(value for name, value in values.items() if name.split(".")[0] == "parallelism" and name != key)
-    if key == "accumulation.steps" and get("batch.effective", "null") != "null":  # derived from the batch
-        return tuple(
-            value for name, value in values.items() if name.split(".")[0] in ("experiment", "batch", "parallelism")
-        )
-    return get("experiment"), get(group) if key != group else None
+    if key == "accumulation.steps" and values.get("batch.effective", "null") != "null":  # derived from the batch
+        groups = ("experiment", "batch", "parallelism")
+        return tuple(value for name, value in values.items() if name.split(".")[0] in groups)
+    if key == group:
+        return (values.get("experiment"), None)
+    return of("experiment", group)
 
 
 def label_keys(all_facts: list[dict[str, str]]) -> list[str]:
     """The keys in which jobs differ, without those whose value is determined by another key."""
-    shown = []
-    for key in dict.fromkeys(key for values in all_facts for key in values):
-        if len({values[key] for values in all_facts if key in values}) < 2:
-            continue
-        by_context: dict[tuple, set] = {}
-        for values in all_facts:
-            if key in values and (key, values[key]) not in NOT_RESOLVED:
-                by_context.setdefault(_context(key, values), set()).add(values[key])
-        if any(len(different) > 1 for different in by_context.values()):
-            shown.append(key)
-    return shown or ["program" if all("program" in values for values in all_facts) else "model"]
+    keys: dict[str, None] = {}  # in the order in which they occur first
+    for values in all_facts:
+        keys |= dict.fromkeys(values)
+    shown = [key for key in keys if _differs(key, all_facts)]
+    if shown:
+        return shown
+    if all("program" in values for values in all_facts):
+        return ["program"]
+    return ["model"]
+
+
+def _differs(key: str, all_facts: list[dict[str, str]]) -> bool:
+    """Whether the value of `key` differs between jobs that are the same in what determines its default."""
+    with_key = [values for values in all_facts if key in values]
+    if len({values[key] for values in with_key}) < 2:
+        return False
+    by_context: dict[tuple, set[str]] = {}
+    for values in with_key:
+        if (key, values[key]) not in NOT_RESOLVED:
+            by_context.setdefault(_context(key, values), set()).add(values[key])
+    return any(len(different) > 1 for different in by_context.values())
 
 
 def label_of(values: dict[str, str], keys: list[str], used: set[tuple[str | None, str]]) -> dict[str, str]:
@@ -108,19 +145,29 @@ def label_of(values: dict[str, str], keys: list[str], used: set[tuple[str | None
     """
     label = {}
     for key in keys:
-        value, option = values.get(key), values.get(key.split(".")[0])
-        unused = value == "null" and option is not None and "." in key and (option, key) not in used
-        if value is not None and not unused and (key, value) != ("experiment", "null"):
-            label[key] = value
+        value = values.get(key)
+        if value is None or (key, value) == ("experiment", "null"):
+            continue
+        option = values.get(key.split(".")[0])
+        if value == "null" and "." in key and option is not None and (option, key) not in used:
+            continue  # the option does not use the key
+        label[key] = value
     return label
 
 
 def synonyms(runs: list[Record]) -> str:
     """What was typed for the runs of one row where that differs, beside the seeds; empty where it does not."""
+    typed = []
+    for run in runs:
+        overrides = {override.lstrip("+~") for override in run.overrides}
+        typed.append({override for override in overrides if _in_label(override)})
+    common = set.intersection(*typed)
+    different = {" ".join(sorted(overrides - common)) for overrides in typed}
+    if len(different) < 2 or "" in different:
+        return ""
+    return "; ".join(sorted(different))
 
-    def names(word: str) -> bool:
-        return not word.startswith(REPEATS) and LABEL in identity_of(word.partition("=")[0])
 
-    typed = [{word for each in run.overrides if names(word := each.lstrip("+~"))} for run in runs]
-    different = {" ".join(sorted(each - set.intersection(*typed))) for each in typed}
-    return "; ".join(sorted(different)) if len(different) > 1 and "" not in different else ""
+def _in_label(override: str) -> bool:
+    """Whether an override may stand in a label, and tells no repeats apart."""
+    return not override.startswith(REPEATS) and LABEL in identity_of(override.partition("=")[0])

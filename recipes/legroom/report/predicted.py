@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from legroom import units
-from legroom.records.record import EVALUATION, STEP, Record
+from legroom.records.record import EVALUATION, STEP, Estimate, Record
 
 MILLION = 1e6
 HOUR_SECONDS = 3600
@@ -16,7 +16,7 @@ LIKELY = (
 
 
 class Interval(NamedTuple):
-    """A predicted figure, and between what nine of ten are."""
+    """A predicted figure, and the range that nine of ten measured ones lie in."""
 
     median: float
     low: float
@@ -28,7 +28,8 @@ def number(value: float, digits: int = 4) -> str:
     if not value:
         return "0"
     rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has two digits before the point
-    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(rounded)))}f}"
+    decimals = digits - 1 - math.floor(math.log10(rounded))
+    return f"{value:.{max(0, decimals)}f}"
 
 
 def two_digits(value: float) -> str:
@@ -42,6 +43,9 @@ def interval_text(interval: Interval, unit: float = 1) -> str:
     return f"{median} ({low} to {high})"
 
 
+# --- time and cost -------------------------------------------------------------------------------------
+
+
 def step_seconds(record: Record) -> Interval | None:
     """Of a predicted step; None for a measured one."""
     speed = record.speed
@@ -52,50 +56,79 @@ def step_seconds(record: Record) -> Interval | None:
 
 def samples_per_second(record: Record) -> Interval | None:
     """Of a predicted step; None for a measured one. The longest step has the lowest figure."""
-    seconds, speed = step_seconds(record), record.speed.samples_per_second
+    seconds = step_seconds(record)
+    speed = record.speed.samples_per_second
     if seconds is None or speed is None or not seconds.low:
         return None
     return Interval(speed, speed * seconds.median / seconds.high, speed * seconds.median / seconds.low)
 
 
-def whole_text(record: Record) -> str:
-    """What an estimate's device has, or what a limit leaves of it."""
-    estimate = record.estimate
-    assert estimate is not None
-    whole, limit = units.size(estimate.capacity_bytes), (record.config.get("launch") or {}).get("memory_limit_gib")
-    if estimate.limit_bytes is None:  # a limit above the card has no effect
-        return whole
-    if limit is not None:
-        return f"{limit:g} GiB (launch.memory_limit_gib)"
-    return f"a limit of {units.size(estimate.limit_bytes)} on {whole}"  # of PYTORCH_ALLOC_CONF
+def cost_of_million_tokens(record: Record) -> float | None:
+    """What training on a million tokens of the data costs, in the currency of gpu.price_per_hour.
+
+    None where that is not given. Padding is no data.
+    """
+    gpu = record.config.get("gpu") or {}
+    price = gpu.get("price_per_hour")
+    tokens_per_second = record.speed.tokens_per_second
+    if record.estimate is not None and record.estimate.unpadded_tokens_per_second:
+        tokens_per_second = record.estimate.unpadded_tokens_per_second
+    elif tokens_per_second:
+        tokens_per_second *= 1 - (record.training.padding_share or 0)
+    if price is None or not tokens_per_second:
+        return None
+    mode = record.config.get("parallelism") or {}
+    gpus = max(mode.get("num_processes") or 1, mode.get("replicas") or 1)  # with dp one process has several
+    return price * gpus / HOUR_SECONDS / tokens_per_second * MILLION
+
+
+# --- memory --------------------------------------------------------------------------------------------
 
 
 def margin_text(record: Record) -> str:
     """What stays free or is missing of an estimate's device, and where: in the training step or in the evaluation."""
     estimate = record.estimate
     assert estimate is not None
-    text = f"{_left(estimate.margin_bytes)} of {whole_text(record)}"
-    evaluation, free_there = evaluation_name(record), estimate.evaluation_margin_bytes
+    text = f"{_margin(estimate.margin_bytes)} of {_capacity(record, estimate)}"
+    evaluation = evaluation_name(record)
     if estimate.decided_by == EVALUATION:
         return f"{text} in {evaluation}"
-    if free_there is not None and free_there < estimate.margin_bytes:
-        return f"{text} in the training step, and {_left(free_there)} in {evaluation}"
-    if estimate.decided_by == STEP and estimate.margin_bytes < 0:
-        if free_there is not None and free_there < 0:
-            return f"{text} in the training step, and {_left(free_there)} in {evaluation}"
+    step_lacks = estimate.decided_by == STEP and estimate.margin_bytes < 0
+    free = estimate.evaluation_margin_bytes
+    if free is not None and (free < estimate.margin_bytes or (step_lacks and free < 0)):
+        return f"{text} in the training step, and {_margin(free)} in {evaluation}"
+    if step_lacks:
         return f"{text} in the training step"
     return text
 
 
+def _margin(margin_bytes: int) -> str:
+    if margin_bytes < 0:
+        return f"{units.size(-margin_bytes)} are missing"
+    return f"{units.size(margin_bytes)} stay free"
+
+
+def _capacity(record: Record, estimate: Estimate) -> str:
+    """What an estimate's device has, or what a limit leaves of it."""
+    whole = units.size(estimate.capacity_bytes)
+    if estimate.limit_bytes is None:  # a limit above the card has no effect
+        return whole
+    launch = record.config.get("launch") or {}
+    limit_gib = launch.get("memory_limit_gib")
+    if limit_gib is not None:
+        return f"{limit_gib:g} GiB (launch.memory_limit_gib)"
+    return f"a limit of {units.size(estimate.limit_bytes)} on {whole}"  # of PYTORCH_ALLOC_CONF
+
+
 def needed_text(record: Record) -> str:
     """How much of the device the training step needs, and how much the evaluation if that is more."""
-    estimate, used = record.estimate, record.memory.device_used_bytes
-    assert estimate is not None
-    needed = f"{units.size(used)} of the GPU" if used is not None else ""
+    used = record.memory.device_used_bytes
     evaluation = evaluation_bytes(record)
     if evaluation is not None and evaluation > (used or 0):
         return f"{units.size(evaluation)} of the GPU in {evaluation_name(record)}, {units.size(used or 0)} in a step"
-    return needed
+    if used is None:
+        return ""
+    return f"{units.size(used)} of the GPU"
 
 
 def evaluation_bytes(record: Record) -> int | None:
@@ -108,23 +141,5 @@ def evaluation_bytes(record: Record) -> int | None:
 
 def evaluation_name(record: Record) -> str:
     """The evaluation, with the key that makes it smaller."""
-    return f"the evaluation with eval.batch={(record.config.get('eval') or {}).get('batch')}"
-
-
-def _left(margin_bytes: int) -> str:
-    return f"{units.size(abs(margin_bytes))} {'stay free' if margin_bytes >= 0 else 'are missing'}"
-
-
-def cost_of_million_tokens(record: Record) -> float | None:
-    """What training on a million tokens of the data costs, in the currency of gpu.price_per_hour; None where that is
-    not given. Padding is no data."""
-    price, tokens = (record.config.get("gpu") or {}).get("price_per_hour"), record.speed.tokens_per_second
-    if record.estimate is not None and record.estimate.unpadded_tokens_per_second:
-        tokens = record.estimate.unpadded_tokens_per_second
-    elif tokens:
-        tokens *= 1 - (record.training.padding_share or 0)
-    if price is None or not tokens:
-        return None
-    mode = record.config.get("parallelism") or {}
-    gpus = max(mode.get("num_processes") or 1, mode.get("replicas") or 1)  # with dp one process has several
-    return price * gpus / HOUR_SECONDS / tokens * MILLION
+    evaluation = record.config.get("eval") or {}
+    return f"the evaluation with eval.batch={evaluation.get('batch')}"

@@ -23,44 +23,52 @@ def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record,
     records: list[tuple[Record, Path]] = []
     warnings: list[str] = []
     seen: set[str] = set()
-    contents: dict[bytes, Path] = {}  # of records with times, which are never the same twice
+    digests: dict[bytes, Path] = {}  # of records with times, which are never the same twice
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise Refusal(f"{folder} is no folder.")
-        # Not by rglob, which fails where another command removes a folder meanwhile.
-        inside = (
-            Path(inner, record_file.FILE_NAME)
-            for inner, folders_inside, files in os.walk(folder)
-            if record_file.FILE_NAME in (*files, *folders_inside)
-        )
-        for path in sorted(inside):
+        for path in _record_files(folder):
             real = os.path.realpath(path)  # Path.resolve raises RuntimeError for a link to itself, until Python 3.13
             if real in seen:
                 continue
             seen.add(real)
             try:
-                found = record_file.read(path.parent)
+                record = record_file.read(path.parent)
             except (OSError, ValueError) as error:
                 warnings.append(printable(f"{path} is left out: {' '.join(str(error).split())}"))
                 continue
-            reason = _not_of_its_folder(found, path.parent) or _copied(found, path, contents)
+            reason = _misplaced(record, path.parent) or _copied(record, path, digests)
             if reason:
                 warnings.append(printable(f"{path} is left out: {reason}"))
             else:
-                records.append((found, path.parent))
+                records.append((record, path.parent))
     return records, warnings
 
 
-def _not_of_its_folder(found: Record, folder: Path) -> str | None:
+def _record_files(folder: Path) -> list[Path]:
+    """The paths in and below a folder that are called as records are, whatever they are, sorted."""
+    paths = []
+    for inner, folders, files in os.walk(folder):  # rglob fails where another command removes a folder meanwhile
+        if record_file.FILE_NAME in files or record_file.FILE_NAME in folders:
+            paths.append(Path(inner, record_file.FILE_NAME))
+    return sorted(paths)
+
+
+def _misplaced(record: Record, folder: Path) -> str | None:
     """Why a record is not that of its folder, or None. A job's folder in a sweep is named after its config_key."""
-    if CONFIG_KEY.fullmatch(folder.name) and found.config_key != folder.name:
-        return f"it is the record of another job, {found.config_key}, copied into this folder."
+    if CONFIG_KEY.fullmatch(folder.name) and record.config_key != folder.name:
+        return f"it is the record of another job, {record.config_key}, copied into this folder."
     return None
 
 
-def _copied(found: Record, path: Path, contents: dict[bytes, Path]) -> str | None:
-    """Why a record is a copy of one that was read before, or None. contents: digest -> path of those; is added to."""
-    if found.speed.train_seconds is None and not found.environment.get("started_at"):  # two jobs may be alike
+def _copied(record: Record, path: Path, digests: dict[bytes, Path]) -> str | None:
+    """Why a record is a copy of one that was read before, or None.
+
+    digests: content -> path of those that were read before; this one is added.
+    """
+    if record.speed.train_seconds is None and not record.environment.get("started_at"):  # two jobs may be alike
         return None
-    first = contents.setdefault(hashlib.sha256(path.read_bytes()).digest(), path)
-    return None if first == path else f"it is a copy of {first}."
+    first = digests.setdefault(hashlib.sha256(path.read_bytes()).digest(), path)
+    if first != path:
+        return f"it is a copy of {first}."
+    return None

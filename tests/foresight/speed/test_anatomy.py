@@ -145,11 +145,11 @@ def test_what_cannot_be_seen_is_refused(mode):
 def test_the_summary_and_the_table_have_the_groups(train):
     from legroom.cli import brief
     from legroom.report.files import csv_text
-    from legroom.report.rows import table
+    from legroom.report.rows import make_table
 
     run = train(*V100)
     text = brief.brief(run.record, run.folder, verbose=True)
     assert "Operations of a step" in text and "contractions" in text and "% of the time" in text
-    header, line = csv_text(table([run.record])).splitlines()
+    header, line = csv_text(make_table([run.record])).splitlines()
     values = dict(zip(header.split(","), line.split(",")))
     assert float(values["contractions_seconds"]) > 0 and values["communication_seconds"] == ""

@@ -244,13 +244,6 @@ def _yaml(text: str) -> Callable[[Path], list[str]]:
     return prepare
 
 
-def _bomb() -> str:
-    """Nine levels of ten references each: a thousand million texts."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    return "\n".join(lines).replace("{", "{{").replace("}", "}}") + "\n"
-
-
 def _pipe_as(name: str) -> Callable[[Path], list[str]]:
     """A run folder in which a pipe has the name of one of our files."""
 
@@ -270,7 +263,6 @@ COMMANDS = {
     "YAML: a tag that calls a function": _yaml("name: !!python/object/apply:os.mknod ['{marker}']\n"),
     "YAML: a tag that makes an object": _yaml("name: !!python/object/new:os.mknod ['{marker}']\n"),
     "YAML: _target_ in an option": _yaml("name: adamw\n_target_: os.mknod\npath: '{marker}'\n"),
-    "YAML: aliases that grow a thousand-millionfold": _yaml(_bomb()),
     "command line: _target_": lambda folder: [*SMALL, "+optim._target_=os.mknod", f"+optim.path={folder / MARKER}"],
     "run folder: a pipe as result.json": _pipe_as(record_file.FILE_NAME),
     "run folder: a pipe as steps.jsonl": _pipe_as("steps.jsonl"),

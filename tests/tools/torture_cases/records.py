@@ -16,7 +16,7 @@ from checkout import ROOT
 
 from legroom.records import record_file
 from legroom.records.record import Record
-from legroom.report import plots
+from legroom.report import tradeoff_plot
 from torture_cases.workbench import SMALL, Case, Workbench, copy, expect, no_traceback
 
 SWEEP = ["-m", *SMALL, "train.max_steps=2", "train.seed=0,1,2", "hydra.sweep.dir=sweep"]
@@ -53,7 +53,7 @@ def _sweep(bench: Workbench) -> tuple[Path, dict[int, Record]]:
 
 
 def _report_main() -> int:
-    plots.draw = lambda _: {}  # see workbench
+    tradeoff_plot.draw = lambda _: b""  # see workbench
     sys.argv = ["report.py", "sweep", "--into", "page"]
     runpy.run_path(str(ROOT / "scripts" / "report.py"), run_name="__main__")  # ends with SystemExit
     return 0

@@ -21,7 +21,7 @@ from legroom.options.compose import compose
 from legroom.records import record_file
 from legroom.records.messages import Message, WarningRaised
 from legroom.records.record import Record
-from legroom.report import plots
+from legroom.report import tradeoff_plot
 
 # A job of a fraction of a second.
 SMALL = [
@@ -169,7 +169,7 @@ def _become_child(folder: Path, output: int, function: Callable[[], int]) -> Non
 def _train(arguments: tuple[str, ...], server: fork_client.ForkServer) -> int:
     sys.argv = ["train.py", *arguments]
     sweep.fork_server = lambda: server
-    plots.draw = lambda _: {}  # pictures take most of the time of a small sweep
+    tradeoff_plot.draw = lambda _: b""  # the picture takes most of the time of a small sweep
     launch.new_worker = server.start_worker
     return entry_point.run(paths.CONF)
 

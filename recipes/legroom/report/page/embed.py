@@ -35,10 +35,15 @@ def page(files: str, title: str, names: Sequence[str], data: str, start: str, sh
     and the one that runs last. data: JavaScript, or a path to a script that begins with "./". shared: the address of
     the folder with the assets; None: they are in the page.
     """
-    figures = f'<script src="{data}"></script>' if data.startswith("./") else f"<script>{data}</script>"
-    scripts = [*(_script(name, shared) for name in [LIBRARY, *names]), figures, _script(start, shared)]
-    style = f"<style>{asset(STYLE)}</style>"
-    if shared is not None:
+    scripts = [_script(name, shared) for name in [LIBRARY, *names]]
+    if data.startswith("./"):
+        scripts.append(f'<script src="{data}"></script>')
+    else:
+        scripts.append(f"<script>{data}</script>")
+    scripts.append(_script(start, shared))
+    if shared is None:
+        style = f"<style>{asset(STYLE)}</style>"
+    else:
         style = f'<link rel="stylesheet" href="{html.escape(shared)}/{STYLE}">'
     return string.Template(asset(TEMPLATE)).substitute(
         title=html.escape(title), files=html.escape(files), styles=style, scripts="\n".join(scripts)
@@ -65,6 +70,7 @@ def write_shared(folder: Path) -> None:
     for path in sorted(ASSETS.iterdir()):
         if path.suffix == ".html":
             continue
-        content, there = asset(path.name).encode(), target / path.name
-        if not there.is_file() or there.stat().st_size != len(content) or there.read_bytes() != content:
-            atomic_file.write(there, content)
+        content = asset(path.name).encode()
+        copy = target / path.name
+        if not copy.is_file() or copy.stat().st_size != len(content) or copy.read_bytes() != content:
+            atomic_file.write(copy, content)

@@ -10,7 +10,7 @@ from legroom.records import atomic_file, record_file
 from legroom.records.record import Record
 from legroom.report import predicted
 from legroom.report.page import embed, run_page
-from legroom.report.rows import Row, Table
+from legroom.report.rows import Row, Spread, Table
 from legroom.report.tables import remarks, speed_range
 from legroom.units import PARTS
 
@@ -23,105 +23,153 @@ PART_ORDER = ("parameters", "optimizer", "gradients", "activations", "other")  #
 assert set(PART_ORDER) == {field for _, field in PARTS}
 
 
-def write(made: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
-    """Write the page of a table into a folder, and those of its jobs that lie below it and have none yet, of many jobs
-    MOST_NEW_PAGES at a time.
+def write(table: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
+    """Write the page of a table into a folder, and those of its jobs that lie below it and have none yet.
 
-    folders: id of a record -> its folder. A run's own folder gets the run's page. Returns the page's path. Raises
-    OSError.
+    Of many jobs MOST_NEW_PAGES get one at a time. A run's own folder gets the run's page.
+    folders: id of a record -> its folder. Returns the page's path. Raises OSError.
     """
-    records = [run for row in made.rows for run in row.runs]
     if (target / record_file.FILE_NAME).is_file():
-        own = next((run for run in records if folders.get(id(run)) and _same(folders[id(run)], target)), None)
-        return [run_page.write(own, target)] if own is not None else []
+        for run in table.runs:
+            folder = folders.get(id(run))
+            if folder and _is_same(folder, target):
+                return [run_page.write(run, target)]
+        return []
     embed.write_shared(target)
-    inside, left = target.resolve(), MOST_NEW_PAGES
-    for run in records:
-        folder = folders.get(id(run))
-        if folder and left and folder.resolve().is_relative_to(inside) and not _same(folder, target):
-            left -= run_page.refresh(run, folder, target)
-    script = f"legroom.sweep={embed.json_text(data(made, target, folders))};"
-    text = embed.page(FILES, _title(made), SCRIPTS, script, START, embed.SHARED_FOLDER)
+    _write_job_pages(table, target, folders)
+    script = f"legroom.sweep={embed.json_text(data(table, target, folders))};"
+    text = embed.page(FILES, _title(table), SCRIPTS, script, START, embed.SHARED_FOLDER)
     atomic_file.write(target / PAGE, text.encode())
     return [target / PAGE]
 
 
-def data(made: Table, target: Path, folders: Mapping[int, Path]) -> dict[str, Any]:
+def _write_job_pages(table: Table, target: Path, folders: Mapping[int, Path]) -> None:
+    inside = target.resolve()
+    left = MOST_NEW_PAGES
+    for run in table.runs:
+        folder = folders.get(id(run))
+        if folder is None or not folder.resolve().is_relative_to(inside) or _is_same(folder, target):
+            continue
+        if run_page.refresh(run, folder, target):
+            left -= 1
+            if left == 0:
+                return
+
+
+def _is_same(folder: Path, target: Path) -> bool:
+    return folder.resolve() == target.resolve()
+
+
+def _title(table: Table) -> str:
+    """The model and the device, where they are the same, the number of jobs, and what differs."""
+    runs = table.runs
+    title = "1 job" if len(runs) == 1 else f"{len(runs)} jobs"
+    if table.keys:
+        title += f" over {', '.join(table.keys)}"
+    subjects = {run_page.subject(run) for run in runs}
+    models = {run_page.model_name(run) for run in runs}
+    if len(subjects) == 1:
+        return f"{min(subjects)}: {title}"
+    if len(models) == 1:
+        return f"{min(models)}: {title}"
+    return title
+
+
+# --- data ----------------------------------------------------------------------------------------------
+
+
+def data(table: Table, target: Path, folders: Mapping[int, Path]) -> dict[str, Any]:
     """What the page shows, in JSON's types."""
     return {
-        "title": _title(made),
-        "remarks": remarks(made),
-        "keys": made.keys,
-        "gpus": made.of_gpus,
-        "memory_name": made.memory_name,
-        "memory_meaning": made.memory_meaning,
-        "baseline": made.rows.index(made.baseline) if made.baseline is not None else 0,
-        "rows": [_row(made, row, target, folders) for row in made.rows],
+        "title": _title(table),
+        "remarks": remarks(table),
+        "keys": table.keys,
+        "gpus": table.of_gpus,
+        "memory_name": table.memory_name,
+        "memory_meaning": table.memory_meaning,
+        "baseline": table.rows.index(table.baseline) if table.baseline is not None else 0,
+        "rows": [_row(table, row, target, folders) for row in table.rows],
     }
 
 
-def _title(made: Table) -> str:
-    """The model and the device, where they are the same, the number of jobs, and what differs."""
-    runs = [run for row in made.rows for run in row.runs]
-    subjects, models = {run_page.subject(run) for run in runs}, {run_page.model_name(run) for run in runs}
-    what = min(subjects) if len(subjects) == 1 else min(models) if len(models) == 1 else None
-    over = f" over {', '.join(made.keys)}" if made.keys else ""
-    counted = f"{len(runs)} job{'s' * (len(runs) > 1)}{over}"
-    return f"{what}: {counted}" if what else counted
-
-
-def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> dict[str, Any]:
-    spreads = {
-        "memory": made.memory(row),
-        "speed": made.speed(row),
-        "step": row.spread("speed", "step_seconds_median"),
-        "loss": row.spread("training", "final_loss"),
-        "evaluation": row.spread("evaluation", "loss"),
-    }
-    figures: dict[str, Any] = {}
-    for key, spread in spreads.items():
-        figures[key] = spread.median if spread else None
-        figures[f"{key}_range"] = [spread.low, spread.high] if spread and spread.low != spread.high else None
-    parts = [row.spread("memory", f"{field}_bytes") for field in PART_ORDER]
-    peak = row.spread("memory", "peak_tensor_bytes")
+def _row(table: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> dict[str, Any]:
+    run = row.runs[0]
+    memory, speed = table.memory(row), table.speed(row)
+    step = row.spread("speed", "step_seconds_median")
+    loss = row.spread("training", "final_loss")
+    evaluation = row.spread("evaluation", "loss")
+    nearly_all = speed_range(row)
     fit = row.fit
-    return figures | {
-        "speed_spread": (around := speed_range(row)) and [around.low, around.high],
+    return {
         "name": row.name,
         "label": row.label,
         "status": row.status,
         "estimate": row.estimate,
         "ok": row.done,
         "diverged": row.diverged > 0,
-        "parts": [part.median for part in parts if part] if all(parts) else None,
-        "peak": peak.median if peak else None,
+        "note": " ".join(row.notes),
+        "memory": _median(memory),
+        "memory_range": _range(memory),
+        "speed": _median(speed),
+        "speed_range": _range(speed),
+        "speed_spread": [nearly_all.low, nearly_all.high] if nearly_all else None,
+        "step": _median(step),
+        "step_range": _range(step),
+        "loss": _median(loss),
+        "loss_range": _range(loss),
+        "evaluation": _median(evaluation),
+        "evaluation_range": _range(evaluation),
+        "parts": _parts(row),
+        "peak": _median(row.spread("memory", "peak_tensor_bytes")),
         "fits": fit.fits if fit else None,
         "margin": fit.margin_bytes if fit else None,
         "capacity": fit.capacity_bytes if fit else None,
-        "cost": predicted.cost_of_million_tokens(row.runs[0]),
-        "bound_by": row.runs[0].speed.bound_by,
-        "groups": _shares(row.runs[0]),
-        "note": " ".join(row.notes),
+        "cost": predicted.cost_of_million_tokens(run),
+        "bound_by": run.speed.bound_by,
+        "groups": _shares(run),
         "runs": [_links(run, target, folders.get(id(run))) for run in row.runs],
     }
 
 
+def _median(spread: Spread | None) -> float | None:
+    return spread.median if spread else None
+
+
+def _range(spread: Spread | None) -> list[float] | None:
+    """The smallest and the largest value, where they differ."""
+    if spread is None or spread.low == spread.high:
+        return None
+    return [spread.low, spread.high]
+
+
+def _parts(row: Row) -> list[float] | None:
+    """The bytes of each part of memory in PART_ORDER; None where one is not known."""
+    sizes = []
+    for field in PART_ORDER:
+        spread = row.spread("memory", f"{field}_bytes")
+        if spread is None:
+            return None
+        sizes.append(spread.median)
+    return sizes
+
+
 def _shares(run: Record) -> dict[str, float] | None:
-    """The share of each group of operations in the time of all; of a row's first run."""
-    seconds = run.operations.seconds() if run.operations else {}
-    whole = sum(seconds.values())
-    return {group: value / whole for group, value in seconds.items()} if whole else None
+    """The share of each group of operations in the time of all."""
+    if run.operations is None:
+        return None
+    seconds = run.operations.seconds()
+    total = sum(seconds.values())
+    if not total:
+        return None
+    return {group: value / total for group, value in seconds.items()}
 
 
 def _links(run: Record, target: Path, folder: Path | None) -> dict[str, str | None]:
     """The addresses of a run's page and of its data, as seen from the sweep's page; None where there are none."""
     links: dict[str, str | None] = {"key": run.config_key, "page": None, "data": None}
-    if folder is not None:
-        for key, name in (("page", run_page.PAGE), ("data", run_page.DATA)):
-            if (folder / name).is_file():
-                links[key] = urllib.parse.quote(os.path.relpath(folder / name, target))
+    if folder is None:
+        return links
+    for key, path in (("page", folder / run_page.PAGE), ("data", folder / run_page.DATA)):
+        if path.is_file():
+            links[key] = urllib.parse.quote(os.path.relpath(path, target))
     return links
-
-
-def _same(folder: Path, target: Path) -> bool:
-    return folder.resolve() == target.resolve()
