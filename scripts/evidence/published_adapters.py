@@ -25,7 +25,6 @@ from legroom import paths
 from legroom.compat.patching import patched
 from legroom.foresight import simulation
 from legroom.foresight.speed import roofline
-from legroom.levers.adapter import apply as adapter
 from legroom.options.compose import compose_valid
 
 PREPARED = "qlora, prepared"
@@ -104,6 +103,7 @@ def _predicted(row: dict[str, str]) -> Compared:
             paths.CONF,
             *("recipe=estimate", "gpu=a100_80gb", "optim=adamw", "checkpointing=full", f"model.pretrained={folder}"),
             *(f"adapter={'lora' if lora else 'qlora'}", f"precision={'bf16_pure' if lora else 'bf16'}"),
+            "precision.adapter=fp32",
             *(f"adapter.targets=[{targets}]", f"adapter.rank={row['rank']}", "adapter.alpha=16", "adapter.dropout=0.1"),
             *(f"batch.per_device={row['batch']}", f"data.seq_len={row['seq_len']}", "data.samples=64"),
             "model.attention=flash_attention_2",
@@ -127,7 +127,6 @@ def _as_they_did(method: str) -> Iterator[None]:
         return make(peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False), settings)
 
     with contextlib.ExitStack() as patches:
-        patches.enter_context(patched(adapter, _train_in_weights_dtype=lambda cfg, model: None))
         if method == PREPARED:
             patches.enter_context(patched(peft, get_peft_model=prepared))
         yield

@@ -17,7 +17,6 @@ from legroom.errors import Refusal
 from legroom.levers.adapter import apply as adapter
 from legroom.machine import host
 from legroom.models import trained
-from legroom.options import validate
 from legroom.records import checkpoint_files, record_file, run_folder
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
@@ -186,24 +185,6 @@ def test_a_merged_model_of_experts_is_the_trained_one(train):
         "train.max_steps=1",
     )
     assert again.record.evaluation.loss == pytest.approx(run.record.evaluation.loss, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["lora", "qlora"])
-@pytest.mark.parametrize("precision, dtype", [("bf16", torch.float32), ("bf16_pure", torch.bfloat16)])
-def test_an_adapter_is_trained_in_the_type_of_the_weights(name, precision, dtype):
-    """In 16 bits under bf16_pure: in 32 its products, which no autocast casts, would run in 32 as well."""
-    if name == "qlora":
-        pytest.importorskip("bitsandbytes")
-    words = [f"adapter={name}", f"precision={precision}", "model=llama_tiny", "adapter.dora=true"]
-    cfg = compose("device=cpu", *words).cfg
-    model = adapter.with_adapter(cfg, bare_model(cfg)[0])
-    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {dtype}
-
-
-@pytest.mark.parametrize("name, precision, told", [("lora", "bf16", 1), ("lora", "bf16_pure", 0), ("qlora", "bf16", 0)])
-def test_frozen_weights_that_autocast_keeps_wide_are_told(name, precision, told):
-    found = validate.warnings(compose(f"adapter={name}", f"precision={precision}").cfg)
-    assert sum("Type precision=bf16_pure" in line for line in found) == told
 
 
 # --- refusals --------------------------------------------------------------------------------------------

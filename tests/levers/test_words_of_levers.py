@@ -57,8 +57,6 @@ def test_what_a_gpu_or_an_estimate_cannot_do_is_refused(words, said):
         (False, "adapter=lora save.final=true save.merge=true", None),
         (False, "adapter=lora", None),
         (False, "save.final=true", None),
-        (False, "adapter=lora precision=bf16", "Type precision=bf16_pure for half their memory"),
-        (False, "adapter=lora precision=bf16 adapter.bits=4", None),
         (True, "parallelism=dp parallelism.num_processes=2", "parallelism=dp: GPU 0 of 2 is estimated"),
         (True, "parallelism=ddp parallelism.num_processes=2", None),
         (True, "parallelism=fsdp parallelism.experts=2", "get as many tokens as any other"),

@@ -53,6 +53,8 @@ def save(model: Any, folder: Path, dtype: torch.dtype, **written: Any) -> dict[s
             part.tie_word_embeddings = False
         with torch.device("meta"):
             plain, tied = type(trained)(config), {}
+    # The type that config.json names; the files alone have that of a head in fp32.
+    plain.to(dtype=next(iter(weights.values())).dtype)  # pyright: ignore[reportCallIssue]  # transformers' decorator hides the method's self
     if plain.can_generate():
         plain.generation_config = trained.generation_config
     weights = {name: weights[name] for name in plain.state_dict()}

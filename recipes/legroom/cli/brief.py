@@ -174,7 +174,7 @@ def _setup(outcome: Record) -> str:
     replicas = config["parallelism"]["replicas"] or 1
     shared = [f"{key} {config['parallelism'][key]}" for key in ("experts", "context") if config["parallelism"].get(key)]
     batch = f"{size}{f' x {steps}' * (steps > 1)}{f' x {replicas} ranks' * (replicas > 1)}"
-    named = [config["precision"]["name"], config["optim"]["name"], f"batch {batch}"]
+    named = [_precision(config["precision"]), config["optim"]["name"], f"batch {batch}"]
     levers = {menu: (config.get(menu) or {}).get("name") for menu in GROUPS if menu not in NAMED_APART}
     named += [name if menu in KNOWN_BY_NAME else f"{menu} {name}" for menu, name in levers.items() if name not in OFF]
     named += shared
@@ -183,6 +183,13 @@ def _setup(outcome: Record) -> str:
     attention = outcome.model.attention if outcome.model is not None else None
     named += [f"attention {attention}{' (auto)' * (config['model']['attention'] == AUTO)}"] if attention else []
     return ", ".join([outcome.recipe, *named])
+
+
+def _precision(precision: dict) -> str:
+    """The option, with the types that it stores beside an adapter."""
+    if not precision.get("base"):
+        return precision["name"]
+    return f"{precision['name']} (frozen weights {precision['base']}, adapter {precision['adapter']})"
 
 
 def _errors(outcome: Record) -> list[str]:

@@ -120,9 +120,18 @@ class Data(Menu):
     workers: int = at_least(0, identity=(RUN, LABEL))
 
 
+TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # as typed -> torch's name
+
+
 @dataclass
 class Precision(Menu):
+    """What is computed and stored in which type. A configuration of a record of before the types were keys has none."""
+
     kind: str = kinds("fp32", "tf32", "fp16", "bf16", "bf16_pure", "fp8")
+    # What an option leaves open is derived. Without an adapter there are no `base` and no `adapter`.
+    base: str | None = key(choices=(*TYPES, None), recorded="if set")
+    weights: str | None = one_of("fp32", "bf16", None)
+    adapter: str | None = key(choices=("fp32", "bf16", None), recorded="if set")
 
     @property
     def autocast(self) -> str | None:
@@ -131,13 +140,22 @@ class Precision(Menu):
 
     @property
     def weights_dtype(self) -> str:
-        """torch's name of the type in which the model's weights are kept."""
-        return "bfloat16" if self.kind == "bf16_pure" else "float32"
+        """torch's name of the type in which the model's trained weights are kept."""
+        return TYPES[self.weights or self.usual_weights]
+
+    @property
+    def adapter_dtype(self) -> str:
+        """torch's name of the type in which an adapter's matrices are kept."""
+        return TYPES[self.adapter or self.usual_weights]
+
+    @property
+    def usual_weights(self) -> str:
+        """The type of trained weights where nothing else is typed."""
+        return "bf16" if self.kind == "bf16_pure" else "fp32"
 
     @property
     def compute_dtype(self) -> str:
-        """torch's name of the type in which products with quantised weights are computed, and the other frozen weights
-        of such a model are kept."""
+        """torch's name of the type in which products with quantised weights are computed."""
         return {"fp16": "float16", "bf16": "bfloat16", "bf16_pure": "bfloat16"}.get(self.kind, "float32")
 
 

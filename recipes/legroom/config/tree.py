@@ -56,6 +56,17 @@ class Config(HasTarget):
         return self.recipe.kind == "estimate"
 
     @property
+    def model_dtype(self) -> str:
+        """torch's name of the type in which the model is built: that of its frozen weights beside an adapter, of which
+        those that are quantised have another, and of its trained weights without one."""
+        if not self.adapter.is_used:
+            return self.precision.weights_dtype
+        if self.precision.base is not None:
+            return menus.TYPES[self.precision.base]
+        # an older record, which kept the base as wide as what is trained
+        return self.precision.compute_dtype if self.adapter.bits else self.precision.weights_dtype
+
+    @property
     def compiles(self) -> bool:
         """Whether steps run code that torch.compile has made, of the model or of the optimizer."""
         return self.compile or (bool(self.optim.compiles_step) and self.target.on_gpu)

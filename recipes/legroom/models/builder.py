@@ -79,7 +79,7 @@ def build_model(
     weights: bool = True,
     warn: Warn = lambda _: None,
 ) -> PreTrainedModel:
-    """The model on the default device (the CPU), in the dtype in which the precision keeps weights.
+    """The model on the default device (the CPU), in the type that `Config.model_dtype` says.
 
     config: from `configuration`; its labels are set to the data's. `behaviour.pad` has set its id of padding.
     levers: the chosen ones. weights: False does not read pretrained weights. warn: is given what is new in the model,
@@ -92,7 +92,7 @@ def build_model(
     if data.task == "question_answering":
         config.num_labels = 2  # the logits of a token: that the answer begins, and that it ends there
         new_head = bool(cfg.model.pretrained) and not head.is_there(config, "ForQuestionAnswering")
-    settings: dict[str, Any] = {"attn_implementation": None, "dtype": getattr(torch, cfg.precision.weights_dtype)}
+    settings: dict[str, Any] = {"attn_implementation": None, "dtype": getattr(torch, cfg.model_dtype)}
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
     if new_head:

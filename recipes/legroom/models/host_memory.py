@@ -27,7 +27,7 @@ def sizes(cfg: Config) -> tuple[int, int]:
         model = architectures.without_memory(kind, config)
         model.tie_weights()
         count = sum(weight.numel() for weight in model.parameters())
-        bits = cfg.adapter.bits or 8 * getattr(torch, cfg.precision.weights_dtype).itemsize
+        bits = cfg.adapter.bits or 8 * getattr(torch, cfg.model_dtype).itemsize
         whole_logits = asked in task.OF_TOKENS and cfg.loss.kind != "chunked"
         return count * bits // 8, 2 * 4 * (architectures.vocabulary(config) or 0) * whole_logits
     return 0, 0
@@ -41,7 +41,7 @@ def needs(cfg: Config, local_ranks: int) -> Iterator[tuple[str, int, str]]:
     """
     (weights, of_token), on_cpu, own = sizes(cfg), not cfg.target.on_gpu, cfg.parallelism
     trained, sharded = 0 if cfg.adapter.is_used else weights, own.sharded
-    itemsize = getattr(torch, cfg.precision.weights_dtype).itemsize
+    itemsize = getattr(torch, cfg.model_dtype).itemsize
     states = trained * 2 * 4 // itemsize if cfg.optim.algorithm in WITH_TWO_STATES else 0
     on_host, copies = on_cpu or own.steps_on_host, local_ranks // (own.stages or 1)
     ranks = 1 if sharded else max(1, copies)

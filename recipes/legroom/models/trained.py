@@ -89,7 +89,7 @@ def open_adapter(
     bits = cfg.adapter.bits if cfg is not None else None
     types: dict[str, Any] = {}
     if as_trained and cfg is not None:
-        types = {"dtype": getattr(torch, cfg.precision.compute_dtype if bits else cfg.precision.weights_dtype)}
+        types = {"dtype": getattr(torch, cfg.model_dtype)}
     config = _language_model(name) if kind == "CAUSAL_LM" else AutoConfig.from_pretrained(folder, local_files_only=True)
     base, missing = _loaded(name, config, device, bits, AUTO_CLASSES[KINDS[kind]], **types)
     brought = adapter_weights(folder)

@@ -51,6 +51,8 @@ def signature(config: Mapping[str, Any]) -> dict[str, Any]:
         else:
             if section in GROUPS and kinds_of(section):
                 values = {**values, "kind": kind_of(config, section)}  # which records of older versions do not have
+            if section == "precision":
+                values = _types_of_older_record(config) | values
             keys = {f"{section}.{key}": value for key, value in values.items()}
         for key, value in keys.items():
             if identity_of(key) & {TRAINING, LENGTH}:
@@ -58,6 +60,18 @@ def signature(config: Mapping[str, Any]) -> dict[str, Any]:
     replicas = config.get("parallelism", {}).get("replicas") or 1
     identifying["batch.effective"] = config["batch"]["per_device"] * config["accumulation"]["steps"] * replicas
     return identifying
+
+
+def _types_of_older_record(config: Mapping[str, Any]) -> dict[str, str]:
+    """`precision.weights`, `base` and `adapter` of a record of before they were keys."""
+    kind = kind_of(config, "precision")
+    weights = "bf16" if kind == "bf16_pure" else "fp32"
+    if kind_of(config, "adapter") in (None, "none"):
+        return {"weights": weights}
+    base = weights
+    if config["adapter"].get("bits") and kind in ("fp16", "bf16"):
+        base = kind
+    return {"weights": weights, "base": base, "adapter": weights}
 
 
 def differences(ours: Mapping, theirs: Mapping, any_length: bool = False) -> list[str]:

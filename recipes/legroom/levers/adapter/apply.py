@@ -40,7 +40,7 @@ class Apply(Behaviour):
 def _quantised(cfg: Config, construction: Construction, bits: int) -> PreTrainedModel:
     """The model with linear layers in `bits` bits; one process, and each of DDP's, has them on its GPU already."""
     device = "cpu" if cfg.parallelism.sharded else cfg.target.device  # a whole model that ranks share fits on no GPU
-    dtype = construction.settings["dtype"] = getattr(torch, cfg.precision.compute_dtype)
+    dtype = getattr(torch, cfg.precision.compute_dtype)
     if not construction.reads_weights:
         place = device if construction.weights else None
         return quantized.finish(quantized.random_model(construction.random, bits, dtype, place))
@@ -82,7 +82,8 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
             "adapter.rslora=true: peft scales the adapters of experts in one tensor by alpha / rank. Leave it out, or "
             "type adapter.targets= with layers that are no experts."
         )
-    _train_in_weights_dtype(cfg, wrapped)
+    _cast_trained(cfg, wrapped)
+    _check_norms(cfg, unwrap.base_model(wrapped))
     return wrapped
 
 
@@ -112,16 +113,31 @@ def _plain_layers(cfg: Config, model: nn.Module) -> list[str]:
     ]
 
 
-def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:
-    """Casts what is trained to the type in which the precision keeps weights.
+def _cast_trained(cfg: Config, model: nn.Module) -> None:
+    """Casts what is trained to its type: an adapter's matrices, and what is trained whole beside them (a head).
 
-    peft makes matrices in 32 bits beside weights in 16 (unless `autocast_adapter_dtype=False`), and their products then
-    run in 32 bits where no autocast is. Frozen weights beside those in few bits are in the type of the computation.
+    peft leaves the matrices in 32 bits and the rest in the type of the base.
     """
-    dtype = getattr(torch, cfg.precision.weights_dtype)
-    for weight in model.parameters():
+    of_adapter, of_weights = (
+        getattr(torch, name) for name in (cfg.precision.adapter_dtype, cfg.precision.weights_dtype)
+    )
+    for name, weight in model.named_parameters():
         if weight.requires_grad:
-            weight.data = weight.data.to(dtype)
+            weight.data = weight.data.to(of_adapter if "lora_" in name else of_weights)
+
+
+def _check_norms(cfg: Config, model: Any) -> None:
+    """Raises Refusal for embeddings that are trained in 32 bits before layer norms in 16, on a CPU: its kernel takes no
+    input that is wider than its weights, and autocast does not widen these there."""
+    embeddings = model.get_input_embeddings().parameters()
+    wide = any(weight.requires_grad and weight.dtype == torch.float32 for weight in embeddings)
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    narrow = any(weight.dtype != torch.float32 for norm in norms for weight in norm.parameters())
+    if cfg.target.device == "cpu" and wide and narrow:
+        raise Refusal(
+            "adapter.modules_to_save: on a CPU, embeddings in fp32 do not go with layer norms in "
+            f"{cfg.precision.base}. Type precision.weights={cfg.precision.base}, or precision.base=fp32."
+        )
 
 
 def _check_targets(cfg: Config, model: nn.Module) -> None:

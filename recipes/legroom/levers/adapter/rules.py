@@ -1,7 +1,7 @@
 """adapter: train small matrices beside the model's linear layers (LoRA), and leave its own weights as they are.
 
-With qlora these are quantised (Dettmers et al. 2023, arXiv 2305.14314); what is not quantised of them is kept in the
-type of the computation, because nothing is added to it.
+With qlora these are quantised (Dettmers et al. 2023, arXiv 2305.14314). In which type the others and the adapter are
+kept is the precision's to say.
 """
 
 import re
@@ -53,17 +53,12 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 
 def warnings(cfg: Config) -> list[str]:
-    """A saved adapter is of no use without the weights that it was trained beside; autocast keeps frozen ones wide."""
+    """A saved adapter is of no use without the weights that it was trained beside."""
     if not cfg.adapter.is_used:
         return []
     found = []
     if not cfg.model.pretrained and cfg.save.final and not cfg.save.merge:
         found.append("save.final writes the adapter alone, and not the random weights that it was trained beside.")
-    if cfg.precision.kind == "bf16" and not cfg.adapter.bits:
-        found.append(
-            f"precision=bf16 keeps the frozen weights of adapter={cfg.adapter.name} in fp32, and casts them in every "
-            "step. Type precision=bf16_pure for half their memory; the adapter is bf16 then, too."
-        )
     return found
 
 

@@ -8,6 +8,18 @@ from legroom.options import hooks, model_families
 from legroom.options.hooks import PASSES, STEP, Conflict, Cost, Dimension, Lever
 
 
+def resolve(cfg: Config) -> list[str]:
+    """Fill in the types that the option leaves open, and leave out those of parts that the model does not have."""
+    types = cfg.precision
+    types.weights = types.weights or types.usual_weights
+    if cfg.adapter.is_used:
+        types.base = types.base or {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[types.compute_dtype]
+        types.adapter = types.adapter or types.usual_weights
+    else:
+        types.base = types.adapter = None
+    return []
+
+
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     return {
@@ -18,7 +30,31 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """Models without linear layers for 8-bit products."""
+    """Types that the arithmetic does not take, keys for an adapter without one, and models without linear layers for
+    8-bit products."""
+    return [*_type_problems(cfg, given), *_fp8_problems(cfg)]
+
+
+def _type_problems(cfg: Config, given: Collection[str]) -> list[str]:
+    types, found = cfg.precision, []
+    for key in ("precision.base", "precision.adapter"):
+        if key in given and not cfg.adapter.is_used:
+            found.append(f"{key} is not used without an adapter. Type adapter=lora, or leave it out.")
+    allowed = ("fp32", types.autocast) if types.autocast else ("bf16",)
+    if types.kind in ("fp16", "bf16", "bf16_pure") and types.base is not None and types.base not in allowed:
+        found.append(
+            f"precision.base={types.base} does not go with precision={types.name}, which computes in "
+            f"{types.autocast or 'bf16'}. Type precision.base={allowed[-1]}."
+        )
+    if types.autocast == "fp16" and "bf16" in (types.weights, types.adapter):
+        found.append(
+            f"precision={types.name}: gradients in bf16 need no loss scaling. Type precision=bf16, or fp32 for "
+            "precision.weights and precision.adapter."
+        )
+    return found
+
+
+def _fp8_problems(cfg: Config) -> list[str]:
     if cfg.precision.kind != "fp8":
         return []
     if cfg.model.family not in model_families.NOT_LINEAR:
@@ -46,12 +82,10 @@ def memory_levers(cfg: Config) -> list[Lever]:
         "bf16": Cost.LOW_PRECISION_PRODUCTS if wide and has_bf16 else None,
         "bf16_pure": Cost.LOW_PRECISION_WEIGHTS if has_bf16 else None,
     }
-    weights = (PASSES, STEP) if cfg.adapter.is_used else (STEP,)  # frozen ones are most of what is held at any time
-    return [
-        Lever(f"precision={option}", cost, weights if option == "bf16_pure" else (PASSES,))
-        for option, cost in costs.items()
-        if option != kind
-    ]
+    parts = {"fp16": (PASSES,), "bf16": (PASSES,), "bf16_pure": (STEP,)}
+    if cfg.adapter.is_used:  # frozen weights are most of what is held at any time
+        parts = dict.fromkeys(costs, (PASSES, STEP))
+    return [Lever(f"precision={option}", cost, parts[option]) for option, cost in costs.items() if option != kind]
 
 
 CONFLICTS = (
