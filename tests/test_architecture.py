@@ -34,11 +34,12 @@ LAYERS = [
     {"tracking", "measure", "checkpoint", "parallelism", "models", "data"},
     {"options"},
     {"records"},
+    {"estimator"},
     {"machine"},
     {"ranks"},
     {"compat"},
     # the schema, and the files at the root of the package; the emulated GPU imports nothing but itself
-    {"config", "errors", "invocation", "paths", "units", "version", "yaml_table", "emulated_gpu"},
+    {"config", "errors", "invocation", "paths", "suggestions", "units", "version", "yaml_table", "emulated_gpu"},
 ]
 LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 
@@ -212,6 +213,18 @@ def test_layers_point_down():
         if package_of(other) and LAYER[package_of(other)] < LAYER.get(package_of(module), 0)
     ]
     report(upward)
+
+
+def test_the_estimator_knows_no_recipe_no_record_and_no_hydra():
+    """It is the kernel: a step and a GPU are all that it is given."""
+    kernel = [name for name in source_files("legroom") if package_of(name) == "estimator"]
+    beneath = {"estimator", "machine", "ranks", "compat", "config", "errors", "suggestions", "units", "yaml_table"}
+    imported = {
+        other for name in kernel for node in nodes(source_files("legroom")[name]) for other in imported_modules(node)
+    }
+    ours = {other for other in imported if other.startswith("legroom")}
+    report(f"estimator imports {other}" for other in ours if package_of(other) not in beneath | {""})
+    report(f"estimator imports {other}" for other in imported if other.split(".")[0] in ("hydra", "omegaconf"))
 
 
 def test_the_parent_imports_no_heavy_library():

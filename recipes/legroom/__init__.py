@@ -11,7 +11,7 @@ from legroom.version import VERSION
 
 if TYPE_CHECKING:
     from legroom.errors import Refusal
-    from legroom.foresight.step_estimate import StepEstimate, estimate_step
+    from legroom.estimator.step_estimate import StepEstimate, estimate_step
     from legroom.script_check.check import check
 
 __version__ = VERSION
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     if name == "Refusal":
         from legroom import errors as module
     elif name in ("StepEstimate", "estimate_step"):
-        from legroom.foresight import step_estimate as module
+        from legroom.estimator import step_estimate as module
     elif name == "check":
         from legroom.script_check import check as module
     else:

@@ -1,4 +1,6 @@
-"""Byte units for printing and parsing, the parts of memory in the order in which they are shown."""
+"""Numbers as they are printed, byte units, and the parts of memory in the order in which they are shown."""
+
+import math
 
 MIB = 2**20
 GIB = 2**30
@@ -27,3 +29,17 @@ def in_one(parts: list[tuple[str, int]]) -> str:
     """Named bytes in one unit, that of the largest."""
     unit, name = (GIB, "GiB") if max(each for _, each in parts) >= GIB else (MIB, "MiB")
     return f"{', '.join(f'{part} {digits(each / unit)}' for part, each in parts)} {name}"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number with this many significant digits, without an exponent: 14949, -9.313, 0.07830."""
+    if not value:
+        return "0"
+    rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has two digits before the point
+    decimals = digits - 1 - math.floor(math.log10(rounded))
+    return f"{value:.{max(0, decimals)}f}"
+
+
+def two_digits(value: float) -> str:
+    """330 for 327.4, 4.1 for 4.13."""
+    return number(float(f"{max(value, 0):.1e}"), 2)

@@ -1,4 +1,4 @@
-"""Efficiencies of the GPU that a folder's runs were measured on, as YAML for foresight/speed/efficiencies.yaml.
+"""Efficiencies of the GPU that a folder's runs were measured on, as YAML for estimator/speed/efficiencies.yaml.
 
     python scripts/evidence/fit_efficiencies.py outputs/accuracy
     python scripts/evidence/fit_efficiencies.py --kernels      # in fp32, from the published kernels beside the checkout

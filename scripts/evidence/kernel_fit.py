@@ -17,8 +17,8 @@ import published_speed
 import yaml
 from error_stats import quantile
 
-from legroom.foresight.speed import roofline
-from legroom.foresight.speed.efficiencies import Efficiencies
+from legroom.estimator.speed import roofline
+from legroom.estimator.speed.efficiencies import Efficiencies
 
 # What each class of kernels tells: (key, its part or None) of Efficiencies. Values stay within their bounds: products
 # that wait for memory alone are few in fp32, so that the fit alone would put other causes there.

@@ -23,8 +23,8 @@ import transformers
 
 from legroom import paths
 from legroom.compat.patching import patched
+from legroom.estimator.speed import roofline
 from legroom.foresight import simulation
-from legroom.foresight.speed import roofline
 from legroom.options.compose import compose_valid
 
 PREPARED = "qlora, prepared"

@@ -19,8 +19,8 @@ import published_table
 from markdown_table import markdown, percent
 
 from legroom import config, paths
+from legroom.estimator.speed import roofline
 from legroom.foresight import prediction, simulation
-from legroom.foresight.speed import roofline
 from legroom.machine import gpu_specs
 from legroom.options import compose
 

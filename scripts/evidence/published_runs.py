@@ -22,10 +22,10 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from legroom.foresight.fake_gpu.device import FakeDevice
-from legroom.foresight.fake_gpu.op_trace import OpTrace
-from legroom.foresight.memory import allocator
-from legroom.foresight.speed.operations import Tally
+from legroom.estimator.fake_gpu.device import FakeDevice
+from legroom.estimator.fake_gpu.op_trace import OpTrace
+from legroom.estimator.memory import allocator
+from legroom.estimator.speed.operations import Tally
 
 ITERATIONS = 4  # as many as xMem ran; the other runs reach their steady state earlier
 
@@ -113,7 +113,7 @@ def _simulate(
         for _ in range(ITERATIONS):
             with trace:
                 iteration(network, optim, inputs, state)
-        return SimulatedRun(allocator.replay(trace.allocator_events(), capacity_bytes), trace.step_tally(1))
+        return SimulatedRun(allocator.replay(trace.allocator_events(repeats=1), capacity_bytes), trace.step_tally(1))
 
 
 # --- earlier versions of the libraries ------------------------------------------------------------------

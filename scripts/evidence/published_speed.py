@@ -17,10 +17,10 @@ from markdown_table import markdown, percent
 
 from legroom import config
 from legroom.config import Gpu
-from legroom.foresight.speed import efficiencies, roofline
-from legroom.foresight.speed.efficiencies import Efficiencies
-from legroom.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
-from legroom.foresight.speed.operations import Operation
+from legroom.estimator.speed import efficiencies, roofline
+from legroom.estimator.speed.efficiencies import Efficiencies
+from legroom.estimator.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
+from legroom.estimator.speed.operations import Operation
 from legroom.machine import gpu_specs
 
 # Boards whose figures conf/gpu/ does not have: the option that is nearest, and the vendor's figures that differ.

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import transformers
 
-from legroom.foresight.fake_gpu.device import FakeDevice
-from legroom.foresight.fake_gpu.op_trace import OpTrace
-from legroom.foresight.speed.operation_names import OPTIMIZER
-from legroom.foresight.speed.operations import Operation, Tally
+from legroom.estimator.fake_gpu.device import FakeDevice
+from legroom.estimator.fake_gpu.op_trace import OpTrace
+from legroom.estimator.speed.operation_names import OPTIMIZER
+from legroom.estimator.speed.operations import Operation, Tally
 
 ITERATIONS = 3  # the first creates gradients and states
 QUESTION_ANSWERING, PRETRAINING, CAUSAL = "BertForQuestionAnswering", "BertForPreTraining", "AutoModelForCausalLM"

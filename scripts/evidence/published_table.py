@@ -18,8 +18,8 @@ from error_stats import rank_correlation, signed, summary
 from markdown_table import markdown, percent
 
 from legroom import config, paths
+from legroom.estimator.speed import roofline
 from legroom.foresight import prediction, simulation
-from legroom.foresight.speed import roofline
 from legroom.machine import gpu_specs
 from legroom.options import compose
 from legroom.records.record import Record

@@ -49,7 +49,7 @@ def errors(name: str, folder: Path) -> tuple[int, float, float]:
     import allocator_traces
     from error_stats import signed
 
-    from legroom.foresight.memory import allocator
+    from legroom.estimator.memory import allocator
 
     trace = allocator_traces.read(trace_file(folder, name))
     demand = allocator.replay(trace.events, trace.capacity_bytes)

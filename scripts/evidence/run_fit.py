@@ -20,11 +20,11 @@ from error_stats import rank_correlation, signed, summary
 
 from legroom import config
 from legroom.config import Gpu
+from legroom.estimator.speed import efficiencies, roofline
+from legroom.estimator.speed.efficiencies import Efficiencies
+from legroom.estimator.speed.operation_names import ATTENTION, COLLECTIVE, MATMUL
+from legroom.estimator.speed.operations import Tally
 from legroom.foresight import simulation
-from legroom.foresight.speed import efficiencies, roofline
-from legroom.foresight.speed.efficiencies import Efficiencies
-from legroom.foresight.speed.operation_names import ATTENTION, COLLECTIVE, MATMUL
-from legroom.foresight.speed.operations import Tally
 from legroom.machine import gpu_specs, host
 from legroom.records.record import Record
 from legroom.report import read

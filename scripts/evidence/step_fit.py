@@ -22,9 +22,9 @@ import yaml
 from error_stats import quantile
 
 from legroom.config import Gpu
-from legroom.foresight.speed import efficiencies, roofline
-from legroom.foresight.speed.efficiencies import Efficiencies
-from legroom.foresight.speed.operations import Tally
+from legroom.estimator.speed import efficiencies, roofline
+from legroom.estimator.speed.efficiencies import Efficiencies
+from legroom.estimator.speed.operations import Tally
 
 HALF = ("fp16", "bf16")
 TENSOR_CORES = ("tf32", *HALF)

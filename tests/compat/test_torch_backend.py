@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from legroom.compat import torch_backend_private
-from legroom.foresight.fake_gpu import backend, error_guard
-from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
+from legroom.estimator.fake_gpu import backend, error_guard
+from legroom.estimator.fake_gpu.fake_storages import DEVICE_TYPE
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ import published_speed
 import published_steps
 import pytest
 
-from legroom.foresight.speed import roofline
+from legroom.estimator.speed import roofline
 
 needs_files = pytest.mark.skipif(not held_out.STEPS.exists(), reason=held_out.MISSING)
 NINE_OF_TEN, WIDEST = 0.9, 2.0

@@ -6,10 +6,10 @@ import pytest
 import torch
 from conftest import compose
 
+from legroom.estimator.speed import roofline
+from legroom.estimator.speed.operation_names import ELEMENTWISE, MATMUL
+from legroom.estimator.speed.operations import Tally
 from legroom.foresight import simulation
-from legroom.foresight.speed import roofline
-from legroom.foresight.speed.operation_names import ELEMENTWISE, MATMUL
-from legroom.foresight.speed.operations import Tally
 
 aten = torch.ops.aten
 WORDS = ["gpu=a100_40gb", "model=bert_tiny", "data.samples=16"]

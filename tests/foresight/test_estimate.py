@@ -9,8 +9,8 @@ from conftest import CONF, ROOT, compose, small
 
 from legroom import units
 from legroom.cli import brief, console, exit_codes
-from legroom.foresight import advice, estimate
-from legroom.foresight.fake_gpu import library_patches, op_trace
+from legroom.estimator.fake_gpu import op_trace
+from legroom.foresight import advice, estimate, fake_ranks
 from legroom.machine import host
 from legroom.records import record_file
 from legroom.units import MIB
@@ -128,7 +128,7 @@ def test_a_worker_knows_optimizers_of_bitsandbytes():
         cfg, kept, _ = compose("recipe=estimate", "gpu=a100_80gb", "model=gpt2_tiny", *line.split())
         there = host.configuration(kept.config)
         assert there == cfg, line
-        of_bitsandbytes = library_patches.OF_BITSANDBYTES.search(there.optim.transformers_name or "")
+        of_bitsandbytes = fake_ranks.OF_BITSANDBYTES.search(there.optim.transformers_name or "")
         assert of_bitsandbytes or cfg.optim.facts.package != "bitsandbytes", line
 
 

@@ -13,8 +13,8 @@ from conftest import compose
 
 from legroom import units
 from legroom.cli import brief
+from legroom.estimator.memory.allocator import Demand
 from legroom.foresight import advice, evaluation_memory, largest_batch
-from legroom.foresight.memory.allocator import Demand
 from legroom.levers.accumulation import rules as accumulation
 from legroom.machine import host
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT

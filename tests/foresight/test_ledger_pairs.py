@@ -13,8 +13,8 @@ from chat import talk, write
 from conftest import compose, small
 from test_menus import OPTIONS, PAIRS, cannot_run_here, covering, facts_of, refused, told, words  # noqa: F401  (fixtures)
 
+from legroom.estimator.ledger.memory_ledger import MemoryLedger
 from legroom.foresight import simulation
-from legroom.measure.memory_ledger import MemoryLedger
 from legroom.parallelism import unwrap
 from legroom.training import accelerate_loop, setup
 

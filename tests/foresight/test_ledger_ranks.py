@@ -12,9 +12,9 @@ import pytest
 from conftest import compose, small
 from test_ledger_pairs import differing
 
+from legroom.estimator.speed import efficiencies
+from legroom.estimator.speed.roofline import predict
 from legroom.foresight import prediction, simulation
-from legroom.foresight.speed import efficiencies
-from legroom.foresight.speed.roofline import predict
 from legroom.jobs import supervise
 
 SHORT = ["tracker=none", "eval.enabled=false", "model.layers=2", "data.samples=24", "train.max_steps=2"]
@@ -38,7 +38,7 @@ _functional_collectives.wait_tensor = patient(_functional_collectives.wait_tenso
 # What tokens go to which expert is the router's choice, which the fake ranks do not know: both take turns.
 IN_TURN = """
 import torch.distributed
-from legroom.foresight.fake_gpu import library_patches
+from legroom.estimator.fake_gpu import library_patches
 from legroom.compat import transformers_models_private as private
 routes = private.kept_by_the_test = private.replaced_routes(
     library_patches._even_routes, torch.distributed.all_to_all_single

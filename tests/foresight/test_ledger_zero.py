@@ -9,10 +9,10 @@ from conftest import compose, small
 from test_ledger_pairs import differing
 from test_ledger_ranks import GPU, SHORT, TWO, WIDE, foreseen, real  # noqa: F401  (a fixture)
 
-from legroom.foresight.speed.operation_names import COLLECTIVE, HOST_COPY
+from legroom.estimator.ledger.memory_attribution import kept_tensors
+from legroom.estimator.speed.operation_names import COLLECTIVE, HOST_COPY
 from legroom.levers.parallelism import zero_rules
 from legroom.machine import host
-from legroom.measure.memory_attribution import kept_tensors
 
 PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 OFFLOAD, ALL = "parallelism.offload=optimizer", "parallelism.offload=all"

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from legroom.cli import brief
 from legroom.compat import torch_distributed_private
-from legroom.foresight.fake_gpu.op_cache import call_signature
-from legroom.foresight.speed import efficiencies
-from legroom.foresight.speed.roofline import predict
+from legroom.estimator.fake_gpu.op_cache import call_signature
+from legroom.estimator.speed import efficiencies
+from legroom.estimator.speed.roofline import predict
 from legroom.machine.worker_environment import SIMULATIONS
 
 A100, NETWORK = ["gpu=a100_80gb", "data.samples=64", "model=llama_tiny"], "gpu.machine_link_gb_per_second=25"

@@ -13,11 +13,13 @@ from matplotlib.figure import Figure
 from test_step_estimate import made as estimated
 
 from legroom import Refusal
-from legroom.foresight import not_followed, places
+from legroom.estimator import places
+from legroom.estimator.cards import gpu_of
+from legroom.estimator.speed.operation_names import MATMUL
+from legroom.estimator.speed.operations import Operation, Tally
+from legroom.estimator.step_estimate import precision_of
+from legroom.foresight import not_followed
 from legroom.foresight.search import objective
-from legroom.foresight.speed.operation_names import MATMUL
-from legroom.foresight.speed.operations import Operation, Tally
-from legroom.foresight.step_estimate import gpu_of, precision_of
 from legroom.machine import gpu_specs, host
 from legroom.units import GIB, MIB
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from conftest import compose
 
+from legroom.estimator.memory import allocator
+from legroom.estimator.memory.allocator import Demand
+from legroom.estimator.memory.settings import UNLIMITED, limits_of
+from legroom.estimator.speed.operation_names import ELEMENTWISE, HOST_COPY, MATMUL
+from legroom.estimator.speed.operations import Operation, Tally
 from legroom.foresight import fullest_rank, prediction, tried
-from legroom.foresight.memory import allocator
-from legroom.foresight.memory.allocator import Demand
-from legroom.foresight.memory.settings import UNLIMITED, limits_of
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed.operation_names import ELEMENTWISE, HOST_COPY, MATMUL
-from legroom.foresight.speed.operations import Operation, Tally
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Estimate, Model, Record
 from legroom.units import GIB, MIB
 

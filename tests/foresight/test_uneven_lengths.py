@@ -7,12 +7,12 @@ import math
 import random
 
 import pytest
-from conftest import compose
 
 from legroom import units
 from legroom.cli import brief
-from legroom.foresight import prediction, uneven_lengths
-from legroom.foresight.memory.settings import Settings
+from legroom.estimator.memory.settings import Settings
+from legroom.estimator.verdict import judge
+from legroom.foresight import uneven_lengths
 from legroom.records.record import FITS, TIGHT
 from legroom.units import GIB, MIB
 
@@ -73,12 +73,11 @@ def test_what_a_full_card_lacks_is_kept_free_beside_the_margin():
     drawn = steps_of(events, [(0, 12 * MIB), (1, 24 * MIB)])
     lacking = drawn.lacking_bytes
     assert 18 * MIB <= lacking <= 18 * MIB * 1.01 and not drawn.free_demands[0].missing_bytes
-    gpu = compose("recipe=estimate", *WORDS).cfg.gpu
     kept = math.ceil(0.03 * 36 * MIB) + lacking
     for free, verdict in ((kept - 1, TIGHT), (kept, FITS)):
-        judged = prediction.judged(gpu, 0.03, free, 36 * MIB, lacking)
-        assert (judged.verdict, judged.kept_bytes) == (verdict, kept)
-    assert prediction.judged(gpu, 0.0, 0, 36 * MIB, lacking).verdict == FITS
+        judged = judge(free, 36 * MIB, 0.03, lacking)
+        assert (judged.word, judged.kept_bytes) == (verdict, kept)
+    assert judge(0, 36 * MIB, 0.0, lacking).word == FITS
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ from fit_search import planned, searched
 
 from legroom import units
 from legroom.cli import brief
-from legroom.foresight import largest_batch, prediction
+from legroom.estimator import room
+from legroom.estimator.speed import calibrated
+from legroom.estimator.verdict import judge
+from legroom.foresight import largest_batch
 from legroom.foresight.search import present, runner
-from legroom.foresight.speed import calibrated
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT
 from legroom.report import predicted as predicted_text
 from legroom.units import GIB, MIB
@@ -23,9 +25,8 @@ WORDS = ["gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16"]
     [(-1, 0.03, DOES_NOT_FIT), (0, 0.03, TIGHT), (29, 0.03, TIGHT), (30, 0.03, FITS), (0, 0.0, FITS), (99, 0.1, TIGHT)],
 )
 def test_what_fits_keeps_a_share_of_the_reserved_memory_free(margin_bytes, share, verdict):
-    gpu = compose("recipe=estimate", *WORDS).cfg.gpu
-    judged = prediction.judged(gpu, share, margin_bytes, 1000)
-    assert (judged.verdict, judged.fits) == (verdict, verdict == FITS) and judged.kept_bytes == 1000 * share
+    judged = judge(margin_bytes, 1000, share)
+    assert (judged.word, judged.fits) == (verdict, verdict == FITS) and judged.kept_bytes == 1000 * share
 
 
 def test_a_margin_within_the_error_is_tight_and_says_so(predicted, tmp_path):
@@ -117,10 +118,10 @@ def test_a_tight_estimate_ends_with_0(command):
 def test_a_context_that_was_measured_here_is_used_unless_one_is_typed(monkeypatch, tmp_path):
     monkeypatch.setenv(calibrated.FOLDER, str(tmp_path))
     gpu = compose("recipe=estimate", *WORDS).cfg.gpu
-    assert prediction.context(gpu) == (gpu.context_bytes, gpu.context_from == "measured")
-    before = prediction.usable_bytes(gpu, 0, None)
+    assert room.context(gpu) == (gpu.context_bytes, gpu.context_from == "measured")
+    before = room.usable_bytes(gpu, 0, None)
     calibrated.write(calibrated.GpuRates(gpu.device_name, "2.13", "2026-11-22", context_bytes=600 * MIB))
-    assert prediction.context(gpu) == (600 * MIB, True)
-    assert before - prediction.usable_bytes(gpu, 0, None) == 600 * MIB - gpu.context_bytes
+    assert room.context(gpu) == (600 * MIB, True)
+    assert before - room.usable_bytes(gpu, 0, None) == 600 * MIB - gpu.context_bytes
     typed = compose("recipe=estimate", *WORDS, f"gpu.context_bytes={700 * MIB}").cfg.gpu
-    assert prediction.context(typed)[0] == 700 * MIB
+    assert room.context(typed)[0] == 700 * MIB

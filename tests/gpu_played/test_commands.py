@@ -11,7 +11,7 @@ from conftest import ROOT, SMALL
 from played_gpu import MIB, NAME
 
 from legroom.doctor import checks, faults, page, probe
-from legroom.foresight.speed import calibrated
+from legroom.estimator.speed import calibrated
 
 pytest_plugins = ["gpu_fixtures"]
 TINY = [word for word in SMALL if word != "device=cpu"]

@@ -246,7 +246,7 @@ def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
     run = train(
         status="ok",
         fork_server=fault(
-            "import legroom.measure.memory_ledger as ledger\n"
+            "import legroom.estimator.ledger.memory_ledger as ledger\n"
             f"def enter(self):\n    {what}\n"
             "ledger.MemoryLedger.__enter__ = enter"
         ),

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom import config
 from legroom.errors import Refusal
+from legroom.estimator.ledger.memory_ledger import MemoryLedger
+from legroom.estimator.speed import links
 from legroom.foresight import advice, simulation
-from legroom.foresight.speed import links
 from legroom.levers.checkpointing import apply as checkpointing
-from legroom.measure.memory_ledger import MemoryLedger
 from legroom.options import hooks, validate
 from legroom.parallelism import unwrap
 from legroom.training import accelerate_loop, setup

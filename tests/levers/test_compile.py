@@ -11,8 +11,8 @@ from conftest import compose, small
 from support.accelerate_state import own_state
 
 from legroom import config
-from legroom.foresight.speed import measured_operations
 from legroom.machine import host
+from legroom.measure import operations as measured_operations
 from legroom.training import setup
 
 

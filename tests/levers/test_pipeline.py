@@ -9,8 +9,8 @@ import torch
 from conftest import compose, small
 from safetensors.torch import load_file
 
+from legroom.estimator.speed import roofline
 from legroom.foresight import prediction, simulation
-from legroom.foresight.speed import roofline
 from legroom.levers.parallelism import pipeline_rules
 from legroom.records import checkpoint_files
 

@@ -10,6 +10,7 @@ from conftest import compose, small
 from transformers import BertConfig
 
 from legroom.errors import Refusal
+from legroom.estimator.ledger import quantised
 from legroom.models import builder, head, host_memory, moe, pretrained, quantized
 from legroom.parallelism import four_bits
 
@@ -212,7 +213,7 @@ def test_what_of_the_layers_is_not_in_few_bits():
     model.layers, model.embedding = torch.nn.ModuleList([layer]), parameter(10, 10)
     assert quantized.warnings(model, 4) == []
     assert sum(quantized.counts(model).values()) == quantized.count(model) == 12 + 5 + 4 + 100
-    assert [each.tolist() for each in quantized.scales(model)] == [[1.0, 1.0]]
+    assert [each.tolist() for each in quantised.scales(model)] == [[1.0, 1.0]]
     layer.experts = parameter(2, 3, 4)
     (line,) = quantized.warnings(model, 4)
     assert line.startswith("adapter.bits=4: 24 of the 41 frozen parameters of the layers")

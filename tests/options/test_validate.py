@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from conftest import CONF, compose
 
+from legroom import suggestions
 from legroom.machine import host
-from legroom.options import overrides, suggestions, validate
+from legroom.options import overrides, validate
 
 # What a person typed, and the words that one line of the answer must hold.
 WRONG_VALUES = [

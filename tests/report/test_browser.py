@@ -12,7 +12,7 @@ import pytest
 from browser import SIZES, launched, opened_page
 from made_up_records import OOM, job, put, sixty
 
-from legroom.measure.kinds import KINDS
+from legroom.estimator.ledger.kinds import KINDS
 from legroom.records import record_file, step_file
 from legroom.records.record import Error, Estimate, Operations
 from legroom.report import report

@@ -9,7 +9,8 @@ from made_up_records import job
 
 from legroom import Refusal
 from legroom.cli import check as check_command
-from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.estimator.cards import gpu_of
+from legroom.estimator.step_estimate import StepEstimate
 from legroom.records import record_file
 from legroom.report import rows, screen_table
 from legroom.report.page import run_page

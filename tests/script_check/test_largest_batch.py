@@ -10,7 +10,8 @@ from test_try_levers import ARGUMENTS, typed
 
 from legroom import Refusal
 from legroom.cli import check_levers
-from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.estimator.cards import gpu_of
+from legroom.estimator.step_estimate import StepEstimate
 from legroom.script_check import check, largest_batch
 from legroom.script_check.command import Program
 from legroom.units import MIB, PARTS

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from legroom.cli import check_levers
-from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.estimator.cards import gpu_of
+from legroom.estimator.step_estimate import StepEstimate
 from legroom.machine import host
 from legroom.records.record import Error, Estimate, Record
 from legroom.script_check import check, try_levers

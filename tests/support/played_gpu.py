@@ -129,7 +129,7 @@ def install() -> None:
     _AFTER["torch"] = lambda torch: _cuda().play(torch)
     _AFTER["bitsandbytes"] = lambda _: _cuda().play_bitsandbytes()
     _AFTER["safetensors.torch"] = lambda safetensors: _cuda().play_safetensors(safetensors)
-    _AFTER["legroom.measure.storage_log"] = lambda module: _cuda().play_storage_log(module)
+    _AFTER["legroom.estimator.ledger.storage_log"] = lambda module: _cuda().play_storage_log(module)
     _AFTER["legroom.machine.host"] = lambda host: setattr(host, "torch_has_cuda", lambda: True)
     sys.meta_path.insert(0, _AfterImport())
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import checkout  # noqa: F401
 
-from legroom.foresight.step_estimate import gpu_of
+from legroom.estimator.cards import gpu_of
 from legroom.jobs import fork_client, launch, supervise
 from legroom.options.compose import compose
 from legroom.script_check import cuda_build, device, interpreter, process

@@ -3,8 +3,9 @@
 import datetime
 from pathlib import Path
 
+from legroom import suggestions
 from legroom.machine import host
-from legroom.options import resume, suggestions
+from legroom.options import resume
 from legroom.ranks.rank_info import RankInfo
 
 MULTIRUN = {"-m", "--multirun"}

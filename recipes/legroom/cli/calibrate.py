@@ -21,8 +21,8 @@ def main(argv: list[str]) -> int:
 
     if not host.gpus():
         raise Refusal("there is no GPU that torch could use here. The doctor says why.")
+    from legroom.estimator.speed import calibrated
     from legroom.foresight.calibration import gpu_benchmarks  # imports torch, which --help need not wait for
-    from legroom.foresight.speed import calibrated
 
     start = time.perf_counter()
 

@@ -26,7 +26,8 @@ from legroom import invocation, units
 from legroom.cli import check_levers, console
 from legroom.cli.exit_codes import OUT_OF_MEMORY, REFUSED
 from legroom.errors import Refusal
-from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.estimator.cards import gpu_of
+from legroom.estimator.step_estimate import StepEstimate
 from legroom.records.record import DOES_NOT_FIT
 from legroom.script_check import check, check_record, command, largest_batch, process, try_levers
 from legroom.units import GIB, MIB

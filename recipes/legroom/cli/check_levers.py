@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from legroom.foresight.step_estimate import StepEstimate
+from legroom.estimator.step_estimate import StepEstimate
 from legroom.records.record import Record
 from legroom.script_check.check_record import bare
 from legroom.script_check.largest_batch import Largest

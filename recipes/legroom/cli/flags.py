@@ -4,10 +4,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from legroom import paths
+from legroom import paths, suggestions
 from legroom.compat import hydra_private
 from legroom.errors import Refusal
-from legroom.options import keys, suggestions
+from legroom.options import keys
 
 CONFIG_DIR = {"-cd", "--config-dir"}
 CONFIG_PATH = {"-cp", "--config-path"}

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import yaml
 
-from legroom import __version__, invocation, paths, yaml_table
+from legroom import __version__, invocation, paths, suggestions, yaml_table
 from legroom.cli import commands, console, flags
 from legroom.config import GROUPS
 from legroom.errors import Refusal
 from legroom.machine import host
-from legroom.options import hydra_errors, keys, menus, overrides, suggestions
+from legroom.options import hydra_errors, keys, menus, overrides
 
 FIRST = """Legroom trains a transformer, and says what it takes in memory and time.
 

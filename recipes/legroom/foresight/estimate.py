@@ -13,9 +13,10 @@ import transformers
 from legroom import invocation
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation, is_out_of_memory
-from legroom.foresight import advice, explain, not_followed, prediction, shared_simulation
+from legroom.estimator import explain
+from legroom.estimator.speed import anatomy
+from legroom.foresight import advice, not_followed, prediction, shared_simulation
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed import anatomy
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.records import record_file, step_file
 from legroom.records.messages import Estimated, Shown

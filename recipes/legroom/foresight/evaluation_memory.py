@@ -9,12 +9,12 @@ import torch
 from legroom import units
 from legroom.config import Config
 from legroom.data import data_loader
+from legroom.estimator.fake_gpu.device import FakeDevice
+from legroom.estimator.fake_gpu.op_trace import OpTrace
+from legroom.estimator.memory import allocator
+from legroom.estimator.memory.allocator import Demand
+from legroom.estimator.memory.settings import UNLIMITED, Settings
 from legroom.foresight import uneven_lengths
-from legroom.foresight.fake_gpu.device import FakeDevice
-from legroom.foresight.fake_gpu.op_trace import OpTrace
-from legroom.foresight.memory import allocator
-from legroom.foresight.memory.allocator import Demand
-from legroom.foresight.memory.settings import UNLIMITED, Settings
 from legroom.records.record import DOES_NOT_FIT, EVALUATION, TIGHT, Error, Record
 from legroom.training import accelerate_loop, evaluate
 from legroom.training.setup import Training

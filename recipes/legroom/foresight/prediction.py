@@ -5,15 +5,16 @@ import statistics
 
 from legroom import units
 from legroom.config import Config
-from legroom.foresight import evaluation_memory
-from legroom.foresight.gpu_room import context, judged, usable_bytes
-from legroom.foresight.memory import allocator
-from legroom.foresight.memory.settings import UNLIMITED, limits_of
+from legroom.estimator import verdict
+from legroom.estimator.memory import allocator
+from legroom.estimator.memory.settings import UNLIMITED, limits_of
+from legroom.estimator.room import context, usable_bytes
+from legroom.estimator.speed import links, roofline
+from legroom.foresight import evaluation_memory, multiples
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed import links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs
-from legroom.records.record import FITS, TIGHT, Error, Estimate, Record
+from legroom.records.record import FITS, STEP, TIGHT, Error, Estimate, Record
 
 LEAST_PADDING = 0.05  # the least share of padding that is named
 NO_CPU_TIME = "no time of a step on a CPU is predicted: train.max_steps=20 without recipe=estimate measures it."
@@ -70,7 +71,10 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
     lacking = simulated.drawn.lacking_bytes if simulated.drawn is not None else 0
     share = max(cfg.estimate.margin or 0.0, simulated.error_share)
-    outcome.estimate = judged(cfg.gpu, share, margin, demand.peak_reserved_bytes, lacking)
+    judged = verdict.judge(margin, demand.peak_reserved_bytes, share, lacking)
+    outcome.estimate = Estimate(
+        judged.fits, margin, cfg.gpu.memory_bytes, judged.word, judged.kept_bytes, decided_by=STEP
+    )
     limit = capacity + memory.context_bytes + nccl_bytes(cfg)
     outcome.estimate.limit_bytes = limit if limit < cfg.gpu.memory_bytes else None
     if simulated.lengths is not None and not demand.missing_bytes:  # else the longest alone do not fit

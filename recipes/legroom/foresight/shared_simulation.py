@@ -14,11 +14,11 @@ from typing import Any
 
 from legroom import config
 from legroom.config import Config
+from legroom.estimator.fake_gpu import attention, op_trace
+from legroom.estimator.ledger.timeline import timeline
 from legroom.foresight import prediction, simulation
-from legroom.foresight.fake_gpu import attention, op_trace
 from legroom.foresight.simulation import SimulatedStep
 from legroom.machine.worker_environment import SIMULATIONS
-from legroom.measure.timeline import timeline
 
 
 def simulate_step(cfg: Config, folder: str) -> tuple[SimulatedStep, dict[str, Any]]:

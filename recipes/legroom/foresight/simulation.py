@@ -17,16 +17,16 @@ from legroom.config import Config
 from legroom.data import collate, data_loader
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
-from legroom.foresight import evaluation_memory, fallbacks, fullest_rank, uneven_lengths
-from legroom.foresight.fake_gpu import library_patches, zero_ranks
-from legroom.foresight.fake_gpu.device import FakeDevice
-from legroom.foresight.fake_gpu.op_trace import OpTrace
-from legroom.foresight.fake_gpu.replicas import Replicas
-from legroom.foresight.memory import allocator
-from legroom.foresight.memory.settings import UNLIMITED, limits_of
-from legroom.foresight.speed import links
-from legroom.foresight.speed.operations import Tally
+from legroom.estimator.fake_gpu.device import FakeDevice
+from legroom.estimator.fake_gpu.op_trace import OpTrace
+from legroom.estimator.memory import allocator
+from legroom.estimator.memory.settings import UNLIMITED, limits_of
+from legroom.estimator.speed import links
+from legroom.estimator.speed.operations import Tally
+from legroom.foresight import evaluation_memory, fake_ranks, fallbacks, fullest_rank, uneven_lengths
+from legroom.foresight.replicas import Replicas
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
+from legroom.foresight.zero import ranks as zero_ranks
 from legroom.levers.parallelism import pipeline_rules
 from legroom.models import quantized
 from legroom.parallelism import fsdp, pipeline, unwrap
@@ -43,7 +43,6 @@ CHECKPOINTED = (
     " With checkpointing it may need more memory: compiled steps on a CPU took 3 to 30 % more than as written, and the "
     "verdict of a GPU keeps 30 % free."
 )
-REPEATS = 3  # of the last step in the allocator: then nothing new is reserved
 
 
 @dataclass
@@ -119,8 +118,8 @@ def _simulate(
     """`simulate_step` of one rank of a configuration that is not compiled. build_data: see `setup.build`."""
     gpu = cfg.gpu if cfg.target.gpu else None
     fake = FakeDevice(gpu.kernel_rules if gpu else None)
-    with fake, library_patches.libraries_on(fake, cfg), library_patches.rank_of(cfg, fake, rank):
-        make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
+    with fake, fake_ranks.libraries_of(cfg, fake), fake_ranks.rank_of(cfg, fake, rank):
+        make_arguments = functools.partial(fake_ranks.arguments_for, device=fake.device)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         parameter_count = quantized.count(model)
@@ -134,7 +133,7 @@ def _simulate(
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         held = _input_tensors(largest, steps - enough if even else 0)
         tokens = _two_steps(training, trace, enough, held)
-        events = trace.allocator_events(REPEATS) if gpu is not None and capacity_bytes else []
+        events = trace.allocator_events() if gpu is not None and capacity_bytes else []
         del held
         of_mode = functools.partial(_tally_of_mode, cfg, loop)
         tally = of_mode(trace.step_tally(steps if split is None else len(trace.passes)), steps)
@@ -215,7 +214,7 @@ def _two_steps(training: setup.Training, trace: OpTrace, enough: int, held: list
     for micro_batches in (1, enough):
         training.args.gradient_accumulation_steps = micro_batches
         tokens = loop.one_more_step(trace)
-        library_patches.rebuild_buckets(loop.model)
+        fake_ranks.rebuild_buckets(loop.model)
     return tokens
 
 

@@ -16,11 +16,11 @@ import torch
 
 from legroom.data import data_loader
 from legroom.data.data_loader import Batch
-from legroom.foresight.fake_gpu.device import FakeDevice
-from legroom.foresight.fake_gpu.op_trace import OpTrace
-from legroom.foresight.memory import allocator
-from legroom.foresight.memory.settings import Settings
-from legroom.foresight.speed.operations import Tally
+from legroom.estimator.fake_gpu.device import FakeDevice
+from legroom.estimator.fake_gpu.op_trace import OpTrace
+from legroom.estimator.memory import allocator
+from legroom.estimator.memory.settings import Settings
+from legroom.estimator.speed.operations import Tally
 from legroom.training import accelerate_loop
 
 DRAWN_STEPS = 8

@@ -270,7 +270,7 @@ class TrainingRun:
                 self.cfg, self.record, self.loop, self.step_log, self.progress, with_timeline=self.rank_info.is_main
             )
         if self.cfg.measure.operations:
-            from legroom.foresight.speed import measured_operations  # the profiler and the formulas: 0.2 s
+            from legroom.measure import operations as measured_operations  # the profiler and the formulas: 0.2 s
 
             self.progress.enter("count", "timing operations")
             shown["operations"] = measured_operations.enter(self.cfg, self.record, self.loop, self.progress)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from legroom.config import Config
+from legroom.estimator.ledger.memory_ledger import MemoryLedger
+from legroom.estimator.ledger.timeline import timeline
 from legroom.machine import gpu_specs
-from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.step_log import StepLog
-from legroom.measure.timeline import timeline
 from legroom.parallelism import unwrap
 from legroom.ranks import collectives
 from legroom.records.messages import Progress

@@ -12,7 +12,8 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from legroom import invocation, paths
 from legroom.compat import transformers_models_private
 from legroom.errors import Refusal, is_out_of_memory
-from legroom.models import head, quantized
+from legroom.estimator.ledger import quantised
+from legroom.models import head
 from legroom.options import known_models
 from legroom.options.model import counts_problems
 from legroom.records.printable import printable
@@ -163,7 +164,7 @@ def _refuse_no_numbers(name: str, model: PreTrainedModel) -> None:
         and weight.numel()
         and not all(edge.isfinite() for edge in weight.detach().aminmax())  # 20 times as fast as a sum of bf16
     ]
-    if found or not all(scale.isfinite().all() for scale in quantized.scales(model)):
+    if found or not all(scale.isfinite().all() for scale in quantised.scales(model)):
         raise Refusal(
             f"model.pretrained={name}: {_names(found) or 'a quantised weight'} in the checkpoint "
             f"{'have' if len(found) > 1 else 'has'} values that are no numbers (NaN or infinite): the training that "

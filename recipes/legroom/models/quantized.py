@@ -18,8 +18,9 @@ from transformers.pytorch_utils import Conv1D
 
 from legroom.compat import transformers_models_private
 from legroom.errors import Refusal
+from legroom.estimator.ledger import quantised
 from legroom.models import head
-from legroom.parallelism import four_bits, pipeline
+from legroom.parallelism import pipeline
 
 OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in 16 bits (Dettmers et al. 2022)
 
@@ -34,8 +35,8 @@ def names(model: PreTrainedModel) -> list[str]:
 
 def kept_names(model: PreTrainedModel) -> list[str]:
     """The linear layers that are not quantised."""
-    quantised = set(names(model))
-    return [name for name, module in model.named_modules() if _is_linear(module) and name not in quantised]
+    chosen = set(names(model))
+    return [name for name, module in model.named_modules() if _is_linear(module) and name not in chosen]
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -190,7 +191,7 @@ def wide_configuration(config: PretrainedConfig) -> PretrainedConfig:
 def counts(model: nn.Module) -> dict[nn.Parameter, int]:
     """Weight -> how many numbers it has; one in 4 bits holds two in a byte."""
     found = {weight: weight.numel() for weight in model.parameters()}
-    return found | {weight: math.prod(layer.quant_state.shape) for layer, weight in four_bits.layers(model)}
+    return found | {weight: math.prod(layer.quant_state.shape) for layer, weight in quantised.layers(model)}
 
 
 def count(model: nn.Module) -> int:
@@ -199,24 +200,15 @@ def count(model: nn.Module) -> int:
     return sum(counts(model).values()) if split is None else split.parameters
 
 
-def scales(model: nn.Module) -> list[torch.Tensor]:
-    """The tensors beside quantised weights that say what their bits mean. They are neither parameters nor buffers."""
-    found = [getattr(state, name) for state in four_bits.states(model) for name in four_bits.SCALES]
-    for module in model.modules():  # bitsandbytes moves those of 8 bits from the weight to the layer in its first use
-        weight = dict(module.named_parameters(recurse=False)).get("weight")  # a parametrised weight is computed if read
-        found += [getattr(holder, "SCB", None) for holder in (vars(module).get("state"), weight)]
-    return [value for value in found if isinstance(value, torch.Tensor)]
-
-
 # --- what is not quantised -------------------------------------------------------------------------------
 
 
 def warnings(model: nn.Module, bits: int) -> list[str]:
     """What of the layers is not quantised, though it is large: experts in tensors of their own; a line at most."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    quantised = {weight for _, weight in four_bits.layers(model)}
+    in_4_bits = {weight for _, weight in quantised.layers(model)}
     frozen = {w: n for stack in stacks for w, n in counts(stack).items() if not w.requires_grad}
-    wide = sum(n for w, n in frozen.items() if w.is_floating_point() and w.dim() > 1 and w not in quantised)
+    wide = sum(n for w, n in frozen.items() if w.is_floating_point() and w.dim() > 1 and w not in in_4_bits)
     if not wide:
         return []
     return [

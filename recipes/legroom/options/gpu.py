@@ -13,7 +13,6 @@ NETWORK_OF_ONE_MACHINE = (
     "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or "
     "leave it out."
 )
-NOT_OF_A_SHEET = ("host_factor", "machines", "machine_link_gb_per_second", "price_per_hour")
 
 
 def ranks_per_machine(cfg: Config) -> int:
@@ -52,7 +51,7 @@ def resolve(cfg: Config) -> list[str]:
         "memory_bytes": installed.memory_bytes,
         "capability": ".".join(str(number) for number in installed.capability),
     }
-    for key in NOT_OF_A_SHEET:
+    for key in gpu_specs.NOT_OF_A_SHEET:
         values[key] = getattr(cfg.gpu, key)
     cfg.gpu = config.from_dict(values, config.Gpu)
     cfg.target = host.target(cfg)
@@ -124,7 +123,7 @@ def _is_installed(gpu: config.Gpu) -> bool:
     if figures is None:
         return False
     for key, value in figures.items():
-        if key not in ("name", *NOT_OF_A_SHEET) and getattr(gpu, key) != value:
+        if key not in ("name", *gpu_specs.NOT_OF_A_SHEET) and getattr(gpu, key) != value:
             return False
     return True
 

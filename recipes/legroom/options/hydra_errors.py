@@ -6,9 +6,9 @@ from pathlib import Path
 import yaml
 from hydra.errors import ConfigCompositionException, MissingConfigException
 
-from legroom import config
+from legroom import config, suggestions
 from legroom.config.fields import MISSING
-from legroom.options import keys, menus, suggestions
+from legroom.options import keys, menus
 
 
 def option_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:

@@ -11,9 +11,9 @@ from hydra.errors import HydraException
 from omegaconf import BooleanNode, FloatNode, IntegerNode, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
-from legroom import config, yaml_table
+from legroom import config, suggestions, yaml_table
 from legroom.compat import hydra_private
-from legroom.options import menus, suggestions
+from legroom.options import menus
 from legroom.paths import CONF
 
 # What is typed here for the arguments of transformers and of other trainers

@@ -3,8 +3,8 @@
 import functools
 import re
 
-from legroom import paths
-from legroom.options import menus, suggestions
+from legroom import paths, suggestions
+from legroom.options import menus
 
 SOURCE = re.compile(r"^# Source:.*?(?:https?://)?huggingface\.co/([\w.-]+/[\w.-]+)", re.MULTILINE)
 SIZE = re.compile(r"[\dx.]+[bm]\b", re.IGNORECASE)  # in a hub id: 7B, 8x22B

@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection
 from dataclasses import is_dataclass
 
-from legroom import config
+from legroom import config, suggestions
 from legroom.config import Config
-from legroom.options import hooks, suggestions
+from legroom.options import hooks
 from legroom.records.record import Record
 
 NUMBERS = (int, float)

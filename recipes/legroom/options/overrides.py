@@ -7,9 +7,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType
 
+from legroom import suggestions
 from legroom.compat import hydra_private
 from legroom.config import GROUPS
-from legroom.options import keys, menus, suggestions
+from legroom.options import keys, menus
 from legroom.records.validate import has_type
 
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")

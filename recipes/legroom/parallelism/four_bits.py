@@ -1,30 +1,11 @@
-"""Weights that bitsandbytes keeps in 4 bits, two to a byte, and how ranks share them.
-
-bitsandbytes' layers have a packed weight and its state: the scales, which are neither parameters nor buffers.
-"""
-
-from typing import Any
+"""How ranks share weights that bitsandbytes keeps in 4 bits."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from legroom.errors import Refusal
-
-SCALES = ("absmax", "code", "offset")  # tensors of a state
-
-
-def layers(model: nn.Module) -> list[tuple[Any, nn.Parameter]]:
-    """(layer, its weight) of the layers in 4 bits. Of a weight that FSDP has sharded, the layer has the scales."""
-    states = [(layer, vars(layer).get("quant_state")) for layer in model.modules()]
-    return [(layer, dict(layer.named_parameters(recurse=False))["weight"]) for layer, state in states if state]
-
-
-def states(model: nn.Module) -> list[Any]:
-    """bitsandbytes' states of the weights in 4 bits, each once: a layer and its weight share one."""
-    held = [vars(holder).get("quant_state") for holder in (*model.modules(), *model.parameters())]
-    states = {id(state): state for state in held if state is not None}
-    return [each for state in states.values() for each in (state, state.state2) if each is not None]
+from legroom.estimator.ledger.quantised import SCALES, layers, states
 
 
 def as_floats(model: nn.Module, dtype: torch.dtype) -> None:

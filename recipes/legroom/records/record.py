@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 
 from legroom.config import ESTIMATE_ONLY, identity_of, kind_of
 from legroom.config.fields import RUN
+from legroom.estimator.speed.summary import Operations
+from legroom.estimator.verdict import DOES_NOT_FIT, FITS, TIGHT
 from legroom.records.printable import printable
 
 NOT_COUNTED = (
@@ -18,7 +20,6 @@ NOT_COUNTED = (
     "from a checkpoint."
 )
 SCHEMA_VERSION = 1
-FITS, TIGHT, DOES_NOT_FIT = "fits", "tight", "does not fit"  # verdicts of an estimate
 STEP, EVALUATION = "step", "evaluation"  # what a verdict may be decided by
 STATUSES = ("ok", "oom", "diverged", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
 
@@ -185,31 +186,6 @@ def evaluated_in(config: dict) -> str:
     """What the samples of an evaluation are."""
     evaluation = config.get("eval") or {}
     return "windows" if evaluation.get("window") or evaluation.get("stride") else "samples"
-
-
-OPERATION_GROUPS = ("contractions", "normalisations", "element-wise", "optimizer", "communication", "copies")
-
-
-@dataclass
-class Operations:
-    """The operations of one optimizer step of rank 0: predicted, or with measure.operations=true measured.
-
-    groups: group (contractions, normalisations, element-wise, optimizer, communication, copies), phase (forward,
-    backward, step), calls, flops, bytes and seconds. largest: the operations of most seconds, with name, module, group,
-    phase, bound_by (arithmetic, memory or launches) and the same figures.
-    """
-
-    seconds_from: str | None  # predicted; cuda (of the kernels); cpu (of the calls); null: no seconds are known
-    groups: list[dict] = field(default_factory=list)
-    largest: list[dict] = field(default_factory=list)
-
-    def seconds(self) -> dict[str, float]:
-        """The seconds of each group, where they are known."""
-        found: dict[str, float] = {}
-        for row in self.groups:
-            if isinstance(row.get("seconds"), int | float):
-                found[str(row.get("group"))] = found.get(str(row.get("group")), 0.0) + row["seconds"]
-        return found
 
 
 @dataclass

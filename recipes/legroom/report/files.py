@@ -6,8 +6,9 @@ import io
 import json
 from typing import Any
 
+from legroom.estimator.speed.summary import OPERATION_GROUPS
 from legroom.records import record_file
-from legroom.records.record import OPERATION_GROUPS, Error, Evaluation, Record
+from legroom.records.record import Error, Evaluation, Record
 from legroom.report.rows import Row, Table
 
 

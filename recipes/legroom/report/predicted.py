@@ -1,10 +1,10 @@
 """What tables and summaries say of a predicted step: its interval with the digits that are known, and what it costs."""
 
-import math
 from typing import NamedTuple
 
 from legroom import units
 from legroom.records.record import EVALUATION, STEP, Estimate, Record
+from legroom.units import two_digits
 
 MILLION = 1e6
 HOUR_SECONDS = 3600
@@ -21,20 +21,6 @@ class Interval(NamedTuple):
     median: float
     low: float
     high: float
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number with this many significant digits, without an exponent: 14949, -9.313, 0.07830."""
-    if not value:
-        return "0"
-    rounded = float(f"{abs(value):.{digits - 1}e}")  # 9.9996 has two digits before the point
-    decimals = digits - 1 - math.floor(math.log10(rounded))
-    return f"{value:.{max(0, decimals)}f}"
-
-
-def two_digits(value: float) -> str:
-    """330 for 327.4, 4.1 for 4.13."""
-    return number(float(f"{max(value, 0):.1e}"), 2)
 
 
 def interval_text(interval: Interval, unit: float = 1) -> str:

@@ -8,8 +8,8 @@ from legroom.records.printable import printable
 from legroom.records.record import DOES_NOT_FIT, STATUSES, TIGHT, verdict_of
 from legroom.report import predicted
 from legroom.report.labels import PACKAGES, VERSIONS, synonyms
-from legroom.report.predicted import number
 from legroom.report.rows import MAX_KEY_COLUMNS, NO_NUMBER, Row, Spread, Table
+from legroom.units import number
 
 # Stated once above the table when all jobs have the same value.
 CONTEXT = (

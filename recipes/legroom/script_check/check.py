@@ -9,7 +9,8 @@ from typing import Any
 
 from legroom.config import Gpu
 from legroom.errors import Refusal
-from legroom.foresight.step_estimate import MARGIN, StepEstimate, gpu_of
+from legroom.estimator.cards import gpu_of
+from legroom.estimator.step_estimate import MARGIN, StepEstimate
 from legroom.script_check import command, cuda_build, device, process
 from legroom.script_check.command import Program
 from legroom.script_check.interpreter import Environment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from legroom import config
 from legroom.errors import Refusal
-from legroom.foresight.step_estimate import StepEstimate
+from legroom.estimator.step_estimate import StepEstimate
 from legroom.records import record_file, step_file
 from legroom.records.environment import of_device
 from legroom.records.record import DOES_NOT_FIT, Error, Estimate, Operations, Program, Record, config_key

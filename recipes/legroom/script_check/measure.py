@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import Refusal
-from legroom.foresight.step_estimate import gpu_of
+from legroom.estimator.cards import gpu_of
 from legroom.machine import host
 from legroom.script_check import check, interpreter, process
 from legroom.script_check.command import Program

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from legroom.foresight.speed import operation_names as ops
-from legroom.foresight.speed.operations import Operation, Tally
-from legroom.measure.op_flops import backward_flops, operation_flops, tensors_in
-from legroom.measure.storage_log import StorageEntry, StorageLog
+from legroom.estimator.ledger.op_flops import backward_flops, operation_flops, tensors_in
+from legroom.estimator.ledger.storage_log import StorageEntry, StorageLog
+from legroom.estimator.speed import operation_names as ops
+from legroom.estimator.speed.operations import Operation, Tally
 from legroom.units import PARTS
 
 OPERATION = type(torch.ops.aten.add.Tensor)  # what torch calls an operation with its overload

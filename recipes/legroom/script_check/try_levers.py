@@ -14,7 +14,7 @@ from typing import Any
 
 from legroom.config import Gpu
 from legroom.errors import Refusal
-from legroom.foresight.step_estimate import StepEstimate
+from legroom.estimator.step_estimate import StepEstimate
 from legroom.machine import host
 from legroom.script_check import check
 from legroom.script_check.command import Program

@@ -11,13 +11,13 @@ from typing import Any
 from legroom import units
 from legroom.config import Gpu
 from legroom.errors import Refusal
-from legroom.foresight import explain, gpu_room
-from legroom.foresight.speed import anatomy, roofline
-from legroom.foresight.speed.operation_names import MATMUL
-from legroom.foresight.step_estimate import StepEstimate
-from legroom.measure.kinds import ACTIVATION, OTHER
-from legroom.measure.timeline import timeline
-from legroom.records.record import DOES_NOT_FIT, TIGHT, verdict_of
+from legroom.estimator import explain, room, verdict
+from legroom.estimator.ledger.kinds import ACTIVATION, OTHER
+from legroom.estimator.ledger.timeline import timeline
+from legroom.estimator.speed import anatomy, roofline
+from legroom.estimator.speed.operation_names import MATMUL
+from legroom.estimator.step_estimate import StepEstimate
+from legroom.estimator.verdict import DOES_NOT_FIT, TIGHT
 from legroom.script_check.recording import Recording
 from legroom.units import MIB
 
@@ -33,25 +33,25 @@ def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -
     Raises Refusal where the GPU lacks a dtype that the step computes in.
     """
     nccl_bytes = gpu.nccl_bytes * (ranks > 1)
-    usable = gpu_room.usable_bytes(gpu, nccl_bytes, None)
+    usable = room.usable_bytes(gpu, nccl_bytes, None)
     needed = _needed_phases(made.found["phases"])
     reserved = max(each["reserved"] for each in needed)
     taken = _taken(made, reserved)
     left = usable - taken
     if ran_out and left >= 0:
         left = -1  # fragments: each block would fit, and not all of them beside each other
-    judged = gpu_room.judged(gpu, margin, left, taken)
+    judged = verdict.judge(left, taken, margin)
     try:
         speed = roofline.predict(made.tally, gpu, precision_of(made), ranks, beside_frozen=_is_mostly_frozen(made))
     except ValueError as error:
         raise Refusal(f"{error} Choose another dtype or GPU.") from error
     parts = made.parts()
-    context_bytes = gpu_room.context(gpu)[0]
+    context_bytes = room.context(gpu)[0]
     return StepEstimate(
         device_name=gpu.device_name,
-        verdict=verdict_of(judged),
+        verdict=judged.word,
         left_bytes=left,
-        kept_bytes=judged.kept_bytes or 0,
+        kept_bytes=judged.kept_bytes,
         capacity_bytes=gpu.memory_bytes,
         device_used_bytes=context_bytes + nccl_bytes + taken,
         context_bytes=context_bytes,
@@ -69,7 +69,7 @@ def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -
         device_seconds=speed.device_seconds,
         host_seconds=speed.host_seconds,
         model_flops=made.model_flops,
-        notes=(*_notes(made, gpu, judged.verdict, nccl_bytes), *speed.notes),
+        notes=(*_notes(made, gpu, judged.word, nccl_bytes), *speed.notes),
         _trace=None,
     )
 
@@ -131,18 +131,18 @@ def _timeline(made: Recording) -> tuple[tuple[str, int], ...]:
     return tuple(points[made.log.step_start :])
 
 
-def _notes(made: Recording, gpu: Gpu, verdict: str | None, nccl_bytes: int) -> list[str]:
+def _notes(made: Recording, gpu: Gpu, word: str, nccl_bytes: int) -> list[str]:
     notes = []
-    if verdict == TIGHT:
+    if word == TIGHT:
         notes.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
-    context_bytes, is_measured = gpu_room.context(gpu)
+    context_bytes, is_measured = room.context(gpu)
     if not is_measured:
         notes.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
     if nccl_bytes:
         notes.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
     phases = _needed_phases(made.found["phases"])
     first, last = phases[0], phases[-1]
-    if first["reserved"] > last["reserved"] and verdict != DOES_NOT_FIT:
+    if first["reserved"] > last["reserved"] and word != DOES_NOT_FIT:
         more = units.size(first["reserved"] - last["reserved"])
         notes.append(f"loading and the first step reserve {more} more than a later step.")
     caught = last["ooms"]

@@ -9,10 +9,10 @@ import pytest
 from legroom import config
 from legroom.cli import calibrate
 from legroom.errors import Refusal
+from legroom.estimator.speed import calibrated, efficiencies, roofline
+from legroom.estimator.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER
+from legroom.estimator.speed.operations import Operation
 from legroom.foresight.calibration import gpu_benchmarks
-from legroom.foresight.speed import calibrated, efficiencies, roofline
-from legroom.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER
-from legroom.foresight.speed.operations import Operation
 from legroom.machine import gpu_specs, host
 
 

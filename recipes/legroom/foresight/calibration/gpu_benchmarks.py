@@ -18,10 +18,10 @@ import torch
 from legroom import config
 from legroom.compat.torch_private import DispatchMode
 from legroom.errors import Refusal
-from legroom.foresight.speed import efficiencies, roofline
-from legroom.foresight.speed.calibrated import GpuRates
-from legroom.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER, REDUCTION
-from legroom.foresight.speed.operations import Operation, Tally
+from legroom.estimator.speed import efficiencies, roofline
+from legroom.estimator.speed.calibrated import GpuRates
+from legroom.estimator.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER, REDUCTION
+from legroom.estimator.speed.operations import Operation, Tally
 from legroom.machine import gpu_specs, host, nvml
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

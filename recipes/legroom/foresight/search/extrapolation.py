@@ -25,10 +25,10 @@ from legroom import config
 from legroom.config import Config
 from legroom.data import dataset
 from legroom.data.dataset import Data, Head
+from legroom.estimator.speed import roofline
+from legroom.estimator.speed.operations import Tally
 from legroom.foresight import simulation
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed import roofline
-from legroom.foresight.speed.operations import Tally
 from legroom.options import model_families
 from legroom.parallelism import fsdp
 from legroom.ranks import rank_info

@@ -7,11 +7,11 @@ from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override
 
-from legroom import paths
+from legroom import paths, suggestions
 from legroom.compat import hydra_private
 from legroom.foresight.search.space import DIMENSIONS
 from legroom.machine import host
-from legroom.options import keys, menus, suggestions
+from legroom.options import keys, menus
 
 KEYS = (
     "fit.top=5",

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from legroom.compat import torch_private, transformers_models_private
 from legroom.errors import Refusal
-from legroom.measure import outside_autograd
+from legroom.estimator.ledger import outside_autograd
 from legroom.models import architectures
 from legroom.options.hooks import Behaviour
 

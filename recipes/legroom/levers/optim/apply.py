@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from legroom.estimator.ledger import outside_autograd
 from legroom.levers.optim import optimizer
-from legroom.measure import outside_autograd
 from legroom.options.hooks import Behaviour
 
 

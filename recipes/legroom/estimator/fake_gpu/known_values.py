@@ -1,0 +1,129 @@
+"""Values on the fake device: integers that follow from known ones are computed on the host, all others are unknown.
+
+Positions and attention masks are read by models (`mask.all()`, `positions[-1].item()`). They are computed from tensors
+on the host, so their value can be computed there, too. It is kept as the attribute `known_value` of the fake tensor.
+"""
+
+import functools
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legroom.compat.torch_private import op_name
+from legroom.errors import UnknownOperation
+from legroom.estimator.fake_gpu.fake_storages import is_fake
+from legroom.estimator.fake_gpu.op_cache import replace_tensors
+
+aten = torch.ops.aten
+# Operations whose result's shape depends on values. A mask as an index is the same as the positions of its ones.
+SHAPE_FROM_VALUES = {
+    aten.index.Tensor,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.unique_consecutive.default,
+    aten._unique2.default,
+}
+# What was in the first operand does not matter.
+_OVERWRITES = {"copy_", "fill_", "zero_"} | {f"{name}_like" for name in ("zeros", "ones", "full")}
+_OVERWRITES |= {f"new_{name}" for name in ("zeros", "ones", "full")}
+MAX_ELEMENTS = 2**20  # of a tensor whose value is computed
+# Whatever the other operand is, the result is the one that is all zeros, or all ones.
+_DECIDED_BY = {"bitwise_and": 0, "logical_and": 0, "mul": 0, "bitwise_or": 1, "logical_or": 1}
+_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))  # torch, legroom
+
+
+def follow(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any) -> None:
+    """Set the `known_value` of an operation's result, None if it depends on an unknown value or on chance.
+
+    result: a tensor, or several of `split` and its kin.
+    """
+    values = {id(tensor): value_of(tensor) for tensor in tensors}
+    name = op_name(func)
+    random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
+    made: list[Any] = [result] if isinstance(result, torch.Tensor) else list(result)
+    if name in _OVERWRITES and values.get(id(args[0]), args) is None and made[0].numel() <= MAX_ELEMENTS:
+        values[id(args[0])] = torch.empty(args[0].shape, dtype=args[0].dtype)
+    if random or any(value is None for value in values.values()) or sum(one.numel() for one in made) > MAX_ELEMENTS:
+        for one in made:
+            found = None if random else _decided(func, args, values, one)
+            if found is None and values.get(id(one)) is not None:  # written over: so are all views of it
+                values[id(one)].untyped_storage().is_unknown = True  # type: ignore[union-attr]
+            one.known_value = found
+        return
+    on_host = functools.partial(replace_tensors, replacements=values)
+    host_kwargs = {name: torch.device("cpu") if name == "device" else on_host(value) for name, value in kwargs.items()}
+    try:
+        found = func(*map(on_host, args), **host_kwargs)
+    except NotImplementedError:  # the GPU alone has it for this type: histc of integers
+        found = [None] * len(made)
+    for one, value in zip(made, [found] if isinstance(found, torch.Tensor) else found):
+        one.known_value = value
+
+
+def _decided(func: Any, args: Any, values: dict[int, Any], result: torch.Tensor) -> torch.Tensor | None:
+    """The value of `unknown & False`, `unknown | True` and their like; None where the known operand does not decide."""
+    number = _DECIDED_BY.get(op_name(func).removesuffix("_"))
+    if number is None or (number and result.dtype != torch.bool) or result.numel() > MAX_ELEMENTS:
+        return None
+    known = [values[id(one)] if isinstance(one, torch.Tensor) else torch.tensor(one) for one in args[:2]]
+    alike = any(one is not None and one.numel() and bool(((one != 0) == number).all()) for one in known)
+    return torch.full(result.shape, number, dtype=result.dtype) if alike else None
+
+
+def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of a tensor, on the host; None for a fake tensor whose values are unknown."""
+    value = getattr(tensor, "known_value", None) if is_fake(tensor) else tensor
+    return None if value is None or _has_unknown(value) else value
+
+
+def is_uncertain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is fake, or real and has taken in numbers that are not known."""
+    return is_fake(tensor) or _has_unknown(tensor)
+
+
+def _has_unknown(real: torch.Tensor) -> bool:
+    """Whether a fake tensor's unknown values were written to the storage of a real one."""
+    return real.layout is torch.strided and real.numel() > 0 and hasattr(real.untyped_storage(), "is_unknown")
+
+
+def without_masks(args: Any) -> Any:
+    """The arguments of aten.index.Tensor with the positions of its known masks in place of them."""
+    source, indices, *rest = args
+    positions: list[torch.Tensor | None] = []
+    for index in indices:
+        value = None if index is None or index.dtype not in (torch.bool, torch.uint8) else value_of(index)
+        positions += [index] if value is None else value.nonzero(as_tuple=True)
+    return (source, positions, *rest)
+
+
+def computed(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+    """The result of an operation on the host, from known values; None where one is unknown."""
+    values = {id(tensor): value_of(tensor) for tensor in tensors}
+    if any(value is None for value in values.values()):
+        return None
+    return func(*replace_tensors(args, values), **kwargs)
+
+
+def read(tensor: Any, warnings: dict[str, None]) -> bool | int | float:
+    """The number in a tensor of one element. If it is unknown: 1, with a warning that names the line that reads it."""
+    known = value_of(tensor)
+    if known is not None:
+        return known.item()
+    warnings[f"the step reads a number from the device ({reader()}), and it is taken as 1."] = None
+    return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers that are copied to the host, where their memory is read. Raises UnknownOperation for unknown values."""
+    value = value_of(tensor)
+    if value is None:
+        raise UnknownOperation(f"the fake device cannot infer the numbers that the step reads ({reader()})")
+    return value
+
+
+def reader(stack: list[traceback.FrameSummary] | None = None) -> str:
+    """The line of a library or a model that reads the device: file:line. stack: by default that of this moment."""
+    frames = [frame for frame in stack or traceback.extract_stack() if not frame.filename.startswith(_OWN_FOLDERS)]
+    return f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"

@@ -1,0 +1,245 @@
+"""The trace of a training step on the fake device: its memory ledger, its operations, and workspaces of CUDA's kernels.
+
+From it follow the requests to CUDA's caching allocator (`allocator_events`) and the operations for the roofline
+(`step_tally`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from legroom.compat.torch_private import op_name
+from legroom.estimator.fake_gpu import attention
+from legroom.estimator.fake_gpu.device import FakeDevice
+from legroom.estimator.ledger.kinds import OTHER
+from legroom.estimator.ledger.memory_ledger import MemoryLedger
+from legroom.estimator.speed.operation_names import PRODUCTS
+from legroom.estimator.speed.operations import Tally
+from legroom.units import MIB
+
+REPEATS = 3  # of the last step in the allocator: then nothing new is reserved
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory that a kernel allocates and that no tensor shows.
+
+    index: in the log, before which it is allocated. kept: until the process ends, instead of until the kernel ends.
+    """
+
+    index: int
+    bytes: int
+    kept: bool
+
+
+def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
+    """cuBLAS's workspace of one handle: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize."""
+    return 32 * MIB if capability >= (9, 0) else 8_519_680
+
+
+class OpTrace:
+    """Use as `with trace: step()` once for each step; parts, tallies and `log.step_start` are those of the last step.
+
+    fake: the device; without a compute capability it is the CPU, which has no workspaces. model, optimizer: as for the
+    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`). before: a trace
+    that has followed everything until now, and which this one continues.
+    """
+
+    def __init__(
+        self,
+        fake: FakeDevice,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        record_origins: bool = False,
+        before: OpTrace | None = None,
+    ):
+        self.fake, self.model = fake, model
+        log = before.log if before is not None else None
+        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins, log)
+        self.log, self.origins = self.ledger.log, self.ledger.origins
+        self.workspaces: list[Workspace] = [] if before is None else before.workspaces
+        self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
+        self._seen: dict[Any, Any] = {}  # shared by all tallies: an operation is classified once
+        self.tally = Tally(seen=self._seen)  # of the operations outside the passes
+        self._threads_with_handle: set[str] = set() if before is None else before._threads_with_handle
+        # Of the latest operation: freed as the next one begins at the earliest.
+        self._arguments: list[torch.Tensor] = []
+        self._contexts = contextlib.ExitStack()
+        self.aside = False  # the forward pass is an evaluation's, which is no part of every step: its time is left out
+
+    # --- during the step ---
+
+    def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        self._arguments = tensors
+        self.ledger.before(func, tensors)
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
+        if self.aside and self.log.phase.current() == "forward":
+            return self.ledger.attribution.record_result(func, args, result, "forward")
+        self.ledger.after(func, args, kwargs, result, signature)
+        phase = self.log.phase.latest
+        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
+        # Gradients are recorded inside the backward pass where checkpointing runs the forward pass again, in Python.
+        caller = "forward" if phase == "backward" and torch.is_grad_enabled() else phase
+        module = None if self.origins is None else self.origins.module
+        tally.add(func, args, kwargs, result, phase, signature, caller, module)
+        if self.fake.capability is not None:
+            self._add_workspace(func, args, result, phase)
+        elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
+            copy = self.fake.compute(torch.ops.aten.empty_like.default, args[1])
+            self.log.record(copy, OTHER)
+
+    def on_subclass(self, func: Any) -> None:
+        self.ledger.on_subclass(func)
+
+    def _add_workspace(self, func: Any, args: Any, result: Any, phase: str) -> None:
+        name = op_name(func)
+        if name in PRODUCTS:
+            # On a GPU the backward pass runs in a thread of its own, and each thread has a cuBLAS handle.
+            thread = "backward" if phase == "backward" else "main"
+            if thread not in self._threads_with_handle:
+                self._threads_with_handle.add(thread)
+                size = cublas_workspace_bytes(self.fake.capability or (0, 0))
+                self.workspaces.append(Workspace(len(self.log.events), size, kept=True))
+        elif name.endswith("attention_backward"):
+            size = attention.backward_workspace_bytes(name, *args[1:3], *args[6 : 7 * (args[1].dim() == 3)])
+            self.workspaces.append(Workspace(len(self.log.events), size, kept=False))
+        elif name in ("mse_loss", "smooth_l1_loss") and not result.dim():  # the loss of each element, once more
+            self.workspaces.append(Workspace(len(self.log.events), result.untyped_storage().nbytes(), kept=False))
+
+    # --- around the step ---
+
+    def __enter__(self) -> OpTrace:
+        self.passes, self.tally, self.ledger.model_flops = [], Tally(seen=self._seen), 0
+        with contextlib.ExitStack() as contexts:
+            self.ledger.begin_step()
+            contexts.callback(self._end_ledger_step)
+            contexts.enter_context(self.fake.observed_by(self))
+            contexts.enter_context(self.model.register_forward_pre_hook(lambda *_: self._begin_pass(), prepend=True))
+            self._contexts = contexts.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._arguments = []  # an optimizer's last operation has temporaries as large as the weights
+        self._contexts.close()
+
+    def _begin_pass(self) -> None:
+        self.passes.append(Tally(seen=self._seen))
+
+    def _end_ledger_step(self) -> None:
+        moved = self.ledger.end_step()
+        self.workspaces = [
+            replace(workspace, index=workspace.index + sum(index >= workspace.index for index in moved))
+            if workspace.index >= self.log.step_start
+            else workspace
+            for workspace in self.workspaces
+        ]
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that is on the device without being used."""
+        self.ledger.attribution.mark(tensor, OTHER)
+
+    # --- after the step ---
+
+    @property
+    def paged_bytes(self) -> int:
+        """Bytes of optimizer states that the driver pages between host and GPU, outside torch's allocator."""
+        return sum(entry.bytes for entry, sign in self.log.events if sign > 0 and entry.paged)
+
+    def step_tally(self, micro_batches: int) -> Tally:
+        """The operations of one optimizer step of `micro_batches`.
+
+        Micro-batches that were not run count as the last one; where three were run, as the second: the last alone sends
+        gradients to the other ranks.
+        """
+        repeated = self.passes[1 if len(self.passes) == 3 else -1] if self.passes else None
+        whole = Tally()
+        for tally in (self.tally, *self.passes):
+            times = 1 + (micro_batches - len(self.passes)) * (tally is repeated)
+            for sums, parts in ((whole.counts, tally.counts), (whole.places, tally.places)):
+                for phase, counts in parts.items():
+                    into = sums.setdefault(phase, Counter())
+                    for key, count in counts.items():
+                        into[key] += count * times
+            for phase, calls in tally.calls.items():
+                whole.calls[phase] += calls * times
+            whole.unknown |= tally.unknown
+        return whole
+
+    def allocator_events(self, repeats: int = REPEATS) -> list[tuple[int, int]]:
+        """All requests to the allocator in order, the last step `repeats` times: (key, bytes), and (key, -1) to free.
+
+        What a step leaves behind (its loss) is freed in the next step where that frees what the step before it left.
+        """
+        requests = _AllocatorRequests(self)
+        requests.replay(0, self.workspaces)
+        start = self.log.step_start
+        for _ in range(repeats - 1):
+            requests.begin_repetition()
+            requests.replay(start, [one for one in self.workspaces if one.index >= start and not one.kept])
+        return requests.events
+
+    def allocator_events_of(self, ends: list[int], order: list[int]) -> list[tuple[int, int]]:
+        """All requests of steps that are replayed in an order which begins with the first, 0.
+
+        ends: the end of each step in the log. order: indices of steps.
+        """
+        requests, begins, seen = _AllocatorRequests(self), [0, *ends], set()
+        for step in order:
+            first, last = begins[step], ends[step]
+            own = [one for one in self.workspaces if first <= one.index < last]
+            requests.replay(first, [one for one in own if step not in seen or not one.kept], last)
+            seen.add(step)
+        return requests.events
+
+
+class _AllocatorRequests:
+    """Builds the lists of `OpTrace.allocator_events`."""
+
+    def __init__(self, trace: OpTrace):
+        self.events: list[tuple[int, int]] = []
+        self._log, self._step_start = trace.log.events, trace.log.step_start
+        self._next_key = itertools.count()
+        self._keys: dict[int, int] = {}  # id of an entry that is alive -> key
+        self._left_behind: dict[int, list[int]] = {}  # bytes -> keys of storages that the last repetition left behind
+
+    def _allocate(self, size_bytes: int) -> int:
+        key = next(self._next_key)
+        self.events.append((key, size_bytes))
+        return key
+
+    def replay(self, first: int, workspaces: list[Workspace], last: int | None = None) -> None:
+        """The requests of the log from index `first` to `last`, or to its end. workspaces: ordered by index."""
+        pending, last = deque(workspaces), len(self._log) if last is None else last
+        for index in range(first, last + 1):
+            while pending and pending[0].index <= index:
+                workspace = pending.popleft()
+                key = self._allocate(workspace.bytes)
+                if not workspace.kept:
+                    self.events.append((key, -1))
+            if index == last:
+                break
+            entry, sign = self._log[index]
+            if entry.paged:
+                continue
+            if sign > 0:
+                if id(entry) not in self._keys:
+                    self._keys[id(entry)] = self._allocate(entry.bytes)
+            elif id(entry) in self._keys:
+                self.events.append((self._keys.pop(id(entry)), -1))
+            elif self._left_behind.get(entry.bytes):
+                self.events.append((self._left_behind[entry.bytes].pop(), -1))
+
+    def begin_repetition(self) -> None:
+        """Forget the entries of the last step: the next repetition allocates them again."""
+        self._left_behind.clear()
+        for entry, sign in self._log[self._step_start :]:
+            if sign > 0 and id(entry) in self._keys and not entry.preexisting:
+                self._left_behind.setdefault(entry.bytes, []).append(self._keys.pop(id(entry)))

@@ -1,0 +1,34 @@
+"""Weights that bitsandbytes keeps in 4 or 8 bits, and the tensors beside them that say what their bits mean.
+
+A layer in 4 bits has a packed weight, two numbers to a byte, and a state with its scales. The scales are neither
+parameters nor buffers, so that `model.parameters()` and `model.buffers()` miss them.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+SCALES = ("absmax", "code", "offset")  # tensors of a state
+
+
+def layers(model: nn.Module) -> list[tuple[Any, nn.Parameter]]:
+    """(layer, its weight) of the layers in 4 bits. Of a weight that FSDP has sharded, the layer has the scales."""
+    states = [(layer, vars(layer).get("quant_state")) for layer in model.modules()]
+    return [(layer, dict(layer.named_parameters(recurse=False))["weight"]) for layer, state in states if state]
+
+
+def states(model: nn.Module) -> list[Any]:
+    """bitsandbytes' states of the weights in 4 bits, each once: a layer and its weight share one."""
+    held = [vars(holder).get("quant_state") for holder in (*model.modules(), *model.parameters())]
+    states = {id(state): state for state in held if state is not None}
+    return [each for state in states.values() for each in (state, state.state2) if each is not None]
+
+
+def scales(model: nn.Module) -> list[torch.Tensor]:
+    """The tensors beside quantised weights that say what their bits mean."""
+    found = [getattr(state, name) for state in states(model) for name in SCALES]
+    for module in model.modules():  # bitsandbytes moves those of 8 bits from the weight to the layer in its first use
+        weight = dict(module.named_parameters(recurse=False)).get("weight")  # a parametrised weight is computed if read
+        found += [getattr(holder, "SCB", None) for holder in (vars(module).get("state"), weight)]
+    return [value for value in found if isinstance(value, torch.Tensor)]

@@ -1,0 +1,295 @@
+"""The seconds of a step by a roofline model, from its operations and the figures of a GPU.
+
+Each operation takes the longer of its arithmetic and its memory traffic, at the fraction of the GPU's peaks that its
+class of operations reaches (efficiencies.yaml). The host issues calls ahead of the device, and the link transfers
+gradients and gathered weights while the device computes, so a step takes the longest of the three, plus the transfer
+that nothing can overlap.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from legroom.config import Gpu
+from legroom.estimator.speed import efficiencies, intervals, links
+from legroom.estimator.speed import operation_names as ops
+from legroom.estimator.speed.efficiencies import Efficiencies
+from legroom.estimator.speed.operations import OPTIMIZER_PHASE, Operation, Tally
+from legroom.estimator.speed.products import joined, product_flops
+
+# Rows that a multiprocessor works on at once, by the threads of a row's block: torch's softmax has up to 1024 of the
+# 2048, its layer norm 128.
+ROWS_PER_SM = {"reduction": 4, "normalisation": 16}
+AUTOCAST = ("fp16", "bf16")  # options of `precision` whose casts the host issues, too
+ERROR_OF = {"bf16_pure": "bf16"}  # option of `precision` -> the dtype of its products, where the names differ
+LEAST_COPIES = 1e-3  # seconds of them that a note names
+SPILL = 4  # how sharply rows stop fitting into the cache (fitted)
+ELEMENT_SHARPNESS = 4  # how well the traffic of a kernel and the work on its elements overlap (assumed)
+# Multiprocessors of these generations have 64 lanes for fp32, the others 128: CUDA C++ programming guide, arithmetic
+# instructions. By a capability, "6.0", or its major part.
+HALF_LANES = ("6.0", "7", "8.0")
+FUSED = "speed: the least time is that of a compiled step whose element-wise operations, sums and copies take none."
+
+
+@dataclass
+class Prediction:
+    """The predicted seconds of a step, and their parts.
+
+    low_seconds, high_seconds: nine of ten steps lie between them (`intervals`).
+    device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
+    of the device by class of operations, with the collectives that it waits for. arithmetic_seconds: of the device, in
+    operations that arithmetic limits.
+    host_link_seconds: of the device, in copies to and from the host, which the kernels behind them wait for.
+    machine_link_seconds: of the link, in collectives that the network between machines limits.
+    notes: assumptions to know before relying on the prediction. collectives: their number.
+    """
+
+    step_seconds: float
+    low_seconds: float
+    high_seconds: float
+    device_seconds: float
+    host_seconds: float
+    link_seconds: float
+    arithmetic_seconds: float
+    by_kind: dict[str, float]
+    efficiencies_from: str
+    notes: list[str] = field(default_factory=list)
+    collectives: int = 0
+    host_link_seconds: float = 0.0
+    machine_link_seconds: float = 0.0
+
+    @property
+    def bound_by(self) -> str:
+        """What the step waits for: host, link, machine link, host link, arithmetic or memory."""
+        longest = max(self.device_seconds, self.host_seconds, self.link_seconds)
+        if longest == self.device_seconds:
+            if 2 * self.by_kind.get(ops.COLLECTIVE, 0.0) > self.device_seconds:
+                return links.BY_LINK
+            if 2 * self.host_link_seconds > self.device_seconds:
+                return "host link"
+            return "arithmetic" if 2 * self.arithmetic_seconds > self.device_seconds else "memory"
+        if longest == self.host_seconds:
+            return "host"
+        return links.BY_MACHINE_LINK if 2 * self.machine_link_seconds > self.link_seconds else links.BY_LINK
+
+
+@dataclass(frozen=True)
+class Paging:
+    """Optimizer states that the driver pages: all of them, and what of them finds no room on the device."""
+
+    bytes: int = 0
+    homeless_bytes: int = 0
+
+
+def predict(
+    tally: Tally,
+    gpu: Gpu,
+    precision: str,
+    num_processes: int = 1,
+    reached: Efficiencies | None = None,
+    paging: Paging = Paging(),
+    beside_frozen: bool = False,
+) -> Prediction:
+    """The seconds of the step whose operations a tally holds.
+
+    gpu: resolved. precision: the option's name; tf32 runs fp32 matrix products on the tensor cores. num_processes:
+    ranks of all machines. reached: instead of the chip's efficiencies. paging: where states find no room, all of them
+    go to the device and back in each step, as the driver gives up the page that was used longest ago; at best only
+    those without room do. beside_frozen: most weights are not trained.
+    Raises ValueError where the GPU lacks a dtype that the step computes in.
+    """
+    reached = reached or efficiencies.of_gpu(gpu)
+    by_kind: dict[str, float] = defaultdict(float)  # seconds
+    arithmetic_seconds = passes_seconds = 0.0
+    for phase, counts in tally.counts.items():
+        for operation, times in counts.items():
+            if operation.kind == ops.COLLECTIVE:
+                continue
+            seconds = times * device_seconds(operation, gpu, precision, reached)
+            by_kind[operation.kind] += seconds
+            passes_seconds += seconds * (phase != OPTIMIZER_PHASE)
+            if operation.flops and is_arithmetic(operation, gpu, precision, reached):
+                arithmetic_seconds += seconds
+    if paging.homeless_bytes:
+        by_kind[ops.HOST_COPY] += links.host_copy_seconds(2 * paging.bytes, gpu)
+    waited = links.transfers(tally, gpu, num_processes, reached, awaited=True)
+    by_kind[ops.COLLECTIVE] = waited.seconds
+    device, copying = sum(by_kind.values()), by_kind[ops.HOST_COPY]
+    housed_bytes = paging.bytes - paging.homeless_bytes if paging.homeless_bytes else 0
+    least = copying - links.host_copy_seconds(2 * housed_bytes, gpu)
+    error, computing = reached.error[ERROR_OF.get(precision, precision)], device - copying - waited.seconds
+    shortest, longest = intervals.device(gpu, reached, error, beside_frozen)
+    low = computing * shortest + least * links.HOST_LINK / links.HOST_LINK_BEST + waited.low_seconds(error)
+    high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST + waited.high_seconds(error)
+    host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
+    fastest, slowest = intervals.host(gpu, reached, error)
+    longer = 1 + tally.idle * passes_seconds / device if device else 1.0
+    step = longer * overlapped(device, host, sent.seconds, sent.collectives)
+    at_most = longer * overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives)
+    return Prediction(
+        step,
+        longer * overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives),
+        max(at_most, step * intervals.SHARED_EXPERTS * tally.shares_experts),
+        device,
+        host,
+        sent.seconds,
+        arithmetic_seconds,
+        dict(by_kind),
+        reached.source,
+        _notes(tally, gpu, reached) + links.notes(sent, gpu, num_processes) + _copies_note(copying, gpu),
+        sent.collectives,
+        copying,
+        sent.machine_seconds,
+    )
+
+
+def predict_compiled(tally: Tally, *args: Any, **figures: Any) -> Prediction:
+    """As `predict`, of a step that torch.compile compiles: as it is written, and at best without what it can fuse."""
+    written, fused = (predict(each, *args, **figures) for each in (tally, tally.without_fusible()))
+    low_seconds = min(written.low_seconds, fused.low_seconds)
+    return replace(written, low_seconds=low_seconds, notes=[*written.notes, FUSED])
+
+
+def _host_seconds(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies) -> float:
+    """What the host needs for its calls."""
+    return (gpu.host_factor or 1.0) * sum(
+        times * reached.host_seconds[phase] * (reached.autocast[phase] if precision in AUTOCAST else 1.0)
+        for phase, times in tally.calls.items()
+    )
+
+
+def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, collectives: float) -> float:
+    """The seconds of a step: the longest of device, host and link, which work at the same time.
+
+    The last collective overlaps with nothing; it takes an equal share of link_seconds.
+    """
+    exposed = link_seconds / collectives if collectives else 0.0
+    return max(device_seconds, host_seconds, link_seconds - exposed) + exposed
+
+
+def is_arithmetic(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> bool:
+    """Whether a product or an attention takes longer for its arithmetic than its bytes take."""
+    rate = (getattr(gpu, f"{arithmetic(operation, precision, gpu)}_tflops") or 0.0) * 1e12
+    return operation.flops * gpu.bandwidth_gb_per_second * 1e9 > operation.bytes * rate
+
+
+def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> float:
+    """The seconds of one call on the device: launches, arithmetic and memory traffic.
+
+    Raises ValueError where the GPU lacks a dtype that the operation computes in.
+    """
+    launching = operation.kernels * reached.kernel_seconds
+    if operation.kind == ops.HOST_COPY:
+        return launching + links.host_copy_seconds(operation.bytes, gpu)
+    if not operation.flops:
+        return launching + traffic_seconds(operation, gpu, reached)
+    dtype = arithmetic(operation, precision, gpu)
+    peak = getattr(gpu, f"{dtype}_tflops", None)
+    if peak is None:
+        raise ValueError(f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs.")
+    if operation.kind == ops.ATTENTION:
+        rate = peak * 1e12 * reached.attention[attention_kernel(operation.name)]
+        return launching + max(traffic_seconds(operation, gpu, reached), operation.flops / rate)
+    rate = peak * 1e12 * reached.matmul[dtype] * reached.sustained[dtype]
+    done = float(operation.flops)
+    if operation.shape:
+        done = product_flops(operation.shape, gpu.sm_count, reached.tile_depth[dtype])
+        if operation.shape[0] > 1:
+            rate *= reached.batched[dtype]
+        if dtype in ("fp16", "bf16") and any(side % 8 for side in operation.shape[1:]):
+            rate *= reached.unaligned
+    moved = operation.bytes * _through_cache(operation.bytes, reached)
+    moving = moved / (gpu.bandwidth_gb_per_second * 1e9 * reached.product_bandwidth[dtype])
+    return launching + joined(done / rate, moving, reached.sharpness[dtype])
+
+
+def traffic_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
+    """The seconds that the bytes of an operation take.
+
+    What an operation reads was mostly written by the one before it: the smaller its tensors, the more of them is still
+    in the L2 cache, which is `l2_speed` times as fast. Softmax reads long rows twice more, and a normalisation once,
+    where the rows in flight exceed what the cache holds. Small elements, of 16 bits, are as much work for the
+    multiprocessors as larger ones (`elements_per_cycle`), which overlaps with their traffic.
+    """
+    working = element_seconds(operation, gpu, reached)
+    return joined(working, _moving_seconds(operation, gpu, reached), ELEMENT_SHARPNESS)
+
+
+def element_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
+    """The seconds in which the multiprocessors work on the elements of an operation, were memory infinitely fast."""
+    if operation.kind not in (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY) or gpu.fp32_tflops is None:
+        return 0.0
+    half = gpu.capability in HALF_LANES or gpu.capability.split(".")[0] in HALF_LANES
+    cycles_per_second = gpu.fp32_tflops * 1e12 / (2 * (64 if half else 128))  # of all multiprocessors together
+    return operation.elements / (reached.elements_per_cycle * cycles_per_second)
+
+
+def _moving_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
+    bandwidth = gpu.bandwidth_gb_per_second * 1e9
+    if operation.kind == ops.REDUCTION and operation.shape:
+        normalises = "norm" in operation.name
+        key = "normalisation" if normalises else operation.kind
+        row_bytes = operation.bytes / (2 * operation.shape[0])
+        flying = gpu.sm_count * ROWS_PER_SM[key] * row_bytes
+        outside = 1 / (1 + (reached.l2_bytes / flying) ** SPILL) if flying else 0.0
+        passes = 1 + outside * ((1 if normalises else 2) / 2)
+        return operation.bytes * passes / (bandwidth * reached.bandwidth[key])
+    share = reached.bandwidth.get(operation.kind, reached.bandwidth[ops.ELEMENTWISE])  # the latter: an empty product
+    return operation.bytes * _through_cache(operation.bytes, reached) / (bandwidth * share)
+
+
+def _through_cache(size_bytes: int, reached: Efficiencies) -> float:
+    """The time of so many bytes where a part of them is in the L2 cache, as a share of that without a cache."""
+    kept = max(0.0, 1 - size_bytes / (2 * reached.l2_bytes)) if reached.l2_bytes else 0.0
+    return 1 - kept * (1 - 1 / reached.l2_speed)
+
+
+def arithmetic(operation: Operation, precision: str, gpu: Gpu) -> str:
+    """The dtype whose peak limits an operation: with tf32, matrix products of fp32 run on the tensor cores.
+
+    A GPU whose tensor cores lack tf32 computes in fp32 whatever is allowed.
+    """
+    if operation.dtype == "tf32" or (precision == "tf32" and operation.dtype == "fp32"):
+        return "tf32" if gpu.tf32_tflops else "fp32"
+    return operation.dtype
+
+
+def attention_kernel(name: str) -> str:
+    """The key of `Efficiencies.attention` for an attention operation of aten."""
+    return next((kernel for kernel in ("flash", "efficient", "cudnn") if kernel in name), "other")
+
+
+def _copies_note(copying: float, gpu: Gpu) -> list[str]:
+    if copying < LEAST_COPIES:
+        return []
+    return [
+        f"speed: copies between GPU and host take {copying * 1000:,.3g} ms of the step, at {links.HOST_LINK:.0%} of "
+        f"{gpu.host_link_gb_per_second:g} GB/s (gpu.host_link_gb_per_second); published are "
+        f"{links.HOST_LINK_WORST:.0%} to {links.HOST_LINK_BEST:.0%}. Nothing else is taken to run at the same time."
+    ]
+
+
+def _notes(tally: Tally, gpu: Gpu, reached: Efficiencies) -> list[str]:
+    notes = []
+    if tally.idle:
+        share = tally.idle / (1 + tally.idle)
+        notes.append(
+            f"speed: every rank of the pipeline is taken to wait for others in {share:.0%} of the passes' time."
+        )
+    if reached.source == "published":
+        notes.append(f"speed: efficiencies of {gpu.chip} as others published them, not fitted to measured runs.")
+    elif reached.source == "assumed":
+        notes.append(f"speed: the efficiencies of {gpu.chip} are not known; the defaults are assumed.")
+    if tally.unknown:
+        notes.append(f"speed: the bytes of {', '.join(sorted(tally.unknown))} are estimated from the arguments.")
+    if tally.shares_experts:
+        notes.append(
+            "speed: published steps whose ranks share out experts took 1.5 to 2 times the prediction, of which a "
+            "part is explained (docs/results/published_ranks.md). The longest time is twice the predicted one."
+        )
+    if any(operation.name in ops.CONVOLUTIONS for operation, _ in tally.operations()):
+        notes.append(
+            "convolutions: their time is that of large matrix products of as many FLOPs, and cuDNN's workspaces are "
+            "not counted; neither was compared with a GPU."
+        )
+    return notes

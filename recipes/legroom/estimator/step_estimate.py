@@ -1,0 +1,229 @@
+"""`estimate_step`: what a training step that a user wrote would take on a GPU. Imports torch when it is called."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom import units
+from legroom.config import Gpu
+from legroom.errors import Refusal
+from legroom.estimator import cards, room, verdict
+from legroom.estimator.verdict import FITS, TIGHT
+from legroom.units import PARTS
+
+if TYPE_CHECKING:
+    from legroom.estimator.fake_gpu.op_trace import OpTrace
+    from legroom.estimator.user_step import SimulatedUserStep
+
+MARGIN = 0.03  # conf/config.yaml, estimate.margin
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """What one step is predicted to take on a GPU. Bytes are integers, times are seconds.
+
+    verdict: "fits", "tight" (less than kept_bytes stay free) or "does not fit".
+    left_bytes: device memory that stays free; negative: how much is missing. kept_bytes: what "fits" keeps free.
+    device_used_bytes: of the whole device: reserved_bytes by torch's allocator, and context_bytes by CUDA.
+    allocated_bytes: the peak of `torch.cuda.memory_allocated`. tensor_bytes: of live tensors, the sum of parts.
+    parts: parameters, gradients, optimizer, activations and other, at that peak. peak_phase: forward, backward or step.
+    timeline: (phase, bytes of live tensors) after each allocation and free of the step, in order.
+    largest: the largest tensors at the peak, with bytes, part, made_by and count.
+    step_seconds: the predicted time; nine of ten steps lie between step_seconds_low and step_seconds_high. In it
+        device_seconds and host_seconds overlap. bound_by: what it waits for. model_flops: None: not known.
+    notes: what was assumed, a line each.
+    """
+
+    device_name: str
+    verdict: str
+    left_bytes: int
+    kept_bytes: int
+    capacity_bytes: int
+    device_used_bytes: int
+    context_bytes: int
+    reserved_bytes: int
+    allocated_bytes: int
+    tensor_bytes: int
+    parts: dict[str, int]
+    peak_phase: str | None
+    timeline: tuple[tuple[str, int], ...] = field(repr=False)
+    largest: tuple[dict[str, Any], ...] = field(repr=False)
+    step_seconds: float
+    step_seconds_low: float
+    step_seconds_high: float
+    bound_by: str
+    device_seconds: float
+    host_seconds: float
+    model_flops: int | None
+    notes: tuple[str, ...]
+    _trace: OpTrace | None = field(repr=False, compare=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits with the margin."""
+        return self.verdict == FITS
+
+    def picture(self, path: str | Path, title: str = "") -> None:
+        """Draw the memory over the step as a PNG. Raises Refusal for the estimate of a script, whose page has the
+        picture."""
+        if self._trace is None:
+            raise Refusal("the tensors of a script are gone with its process. `legroom check` draws them on its page.")
+        from legroom.estimator import explain
+
+        explain.picture(self._trace, Path(path), title or self.device_name, self.capacity_bytes - self.context_bytes)
+
+    def _step_text(self) -> str:
+        """Its time and interval with the two digits that are known, in milliseconds or, from one on, seconds."""
+        name, unit = ("s", 1.0) if self.step_seconds >= 1 else ("ms", 1e-3)
+        low, high = (units.two_digits(value / unit) for value in (self.step_seconds_low, self.step_seconds_high))
+        return f"{units.two_digits(self.step_seconds / unit)} {name} ({low} to {high})"
+
+    def __str__(self) -> str:
+        left = "stay free" if self.left_bytes >= 0 else "are missing"
+        phase = f" ({self.peak_phase})" if self.peak_phase else ""
+        lines = [
+            f"{self.verdict} on {self.device_name}: {units.size(abs(self.left_bytes))} {left}, of "
+            f"{units.size(self.capacity_bytes)}; 'fits' keeps {units.size(self.kept_bytes)} free",
+            f"  device {units.size(self.device_used_bytes)}, reserved {units.size(self.reserved_bytes)}, allocated "
+            f"{units.size(self.allocated_bytes)}, tensors {units.size(self.tensor_bytes)}{phase}",
+            f"  {units.in_one([(name, self.parts[part]) for name, part in PARTS])}",
+            f"  step {self._step_text()}, bound by {self.bound_by}",
+            *(f"  note: {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+
+def estimate_step(
+    step: Callable[[Any, Any, Any], Any],
+    module: Any = None,
+    optimizer: Any = None,
+    inputs: Any = None,
+    *,
+    make: Callable[[], tuple[Any, Any, Any]] | None = None,
+    gpu: str | Mapping[str, Any] = "auto",
+    margin: float = MARGIN,
+    memory_limit_gib: float | None = None,
+) -> StepEstimate:
+    """Predict memory and time of a training step on a GPU that need not be there. Nothing is computed.
+
+    step: called as `step(module, optimizer, inputs)`, twice: one whole optimizer step with its forward and backward
+        passes. What it returns is alive until it returns again, as in a loop.
+    module: a torch.nn.Module, or a list, tuple or dictionary of several. optimizer: a torch.optim.Optimizer, several,
+        or None. inputs: anything with tensors in it. They are copied to the fake GPU without their data.
+    make: instead of these three, a function without arguments that returns them. It runs on the fake GPU: tensors are
+        made there, no weight is initialised, and nothing takes memory, whatever the size of the model.
+    gpu: an option of conf/gpu ("rtx4090_24gb"), "auto" for the installed one, or a mapping with its keys; with `name`
+        of an option the mapping has only what differs from it.
+    margin: what "fits" keeps free, as a share of the reserved memory. memory_limit_gib: of torch's allocator.
+
+    Raises Refusal, with file and line, for a step that cannot be followed: one that decides by a tensor's value, or in
+    which sizes depend on values.
+    """
+    if not callable(step) or hasattr(step, "parameters"):
+        raise Refusal("the first argument must be the step: a function of the module, the optimizer and the inputs.")
+    given = [one for one in (module, optimizer, inputs) if one is not None]
+    if (make is None) == (module is None) or (make is not None and given):
+        raise Refusal(
+            "give either the module with its optimizer and inputs, or make=, a function that returns the three."
+        )
+    if not 0 <= margin < 1:
+        raise Refusal(f"margin={margin}: it must be a share of the reserved memory, at least 0 and below 1.")
+    if memory_limit_gib is not None and not memory_limit_gib > 0:
+        raise Refusal(f"memory_limit_gib={memory_limit_gib}: it must be above 0, or None for no limit.")
+    figures = cards.gpu_of(gpu)
+    from legroom.estimator import user_step
+
+    capacity = room.usable_bytes(figures, 0, memory_limit_gib)
+    seen = user_step.simulate(step, make, (module, optimizer, inputs), figures, capacity)
+    return estimate_of(seen, figures, margin, capacity)
+
+
+def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: int, ranks: int = 1) -> StepEstimate:
+    """The figures of a simulated step. capacity_bytes: what torch's allocator has. ranks: that train together."""
+    from legroom.estimator import explain
+    from legroom.estimator.speed import roofline
+
+    trace, demand = seen.trace, seen.demand
+    parts = trace.ledger.parts()
+    left = -demand.missing_bytes or min(capacity_bytes, demand.capacity_bytes) - demand.peak_reserved_bytes
+    judged = verdict.judge(left, demand.peak_reserved_bytes, margin)
+    context_bytes, nccl_bytes = room.context(gpu)[0], gpu.nccl_bytes * (ranks > 1)
+    try:
+        frozen = sum(weight.numel() * (-1 if weight.requires_grad else 1) for weight in trace.model.parameters()) > 0
+        tally = trace.step_tally(len(trace.passes))
+        speed = roofline.predict(tally, gpu, precision_of(trace), ranks, beside_frozen=frozen)
+    except ValueError as error:
+        raise Refusal(f"{error} Choose another dtype or GPU.") from error
+    return StepEstimate(
+        device_name=gpu.device_name,
+        verdict=judged.word,
+        left_bytes=left,
+        kept_bytes=judged.kept_bytes,
+        capacity_bytes=gpu.memory_bytes,
+        device_used_bytes=context_bytes + nccl_bytes + demand.peak_reserved_bytes,
+        context_bytes=context_bytes,
+        reserved_bytes=demand.peak_reserved_bytes,
+        allocated_bytes=demand.peak_allocated_bytes,
+        tensor_bytes=parts["peak_tensor_bytes"],
+        parts={part: parts[f"{part}_bytes"] for _, part in PARTS},
+        peak_phase=parts["peak_phase"],
+        timeline=_timeline(trace),
+        largest=tuple(explain.largest(trace)),
+        step_seconds=speed.step_seconds,
+        step_seconds_low=speed.low_seconds,
+        step_seconds_high=speed.high_seconds,
+        bound_by=speed.bound_by,
+        device_seconds=speed.device_seconds,
+        host_seconds=speed.host_seconds,
+        model_flops=trace.ledger.model_flops,
+        notes=(*_notes(gpu, judged.word, nccl_bytes, trace.paged_bytes), *seen.warnings, *speed.notes),
+        _trace=trace,
+    )
+
+
+def precision_of(trace: OpTrace) -> str:
+    """The option of `precision` that is like the step: by the dtype of most of its arithmetic.
+
+    Under autocast (what is trained is in fp32) the host's calls take longer. Products of fp32 may run in tf32, as torch
+    is set.
+    """
+    import torch
+
+    from legroom.estimator.speed.operation_names import MATMUL
+
+    flops: Counter[str] = Counter()
+    for tally in (trace.tally, *trace.passes):
+        for operation, times in tally.operations():
+            if operation.kind == MATMUL:
+                flops[operation.dtype] += operation.flops * times
+    most = flops.most_common(1)[0][0] if flops else "fp32"
+    if most in ("fp16", "bf16"):
+        weights = [weight for weight in trace.model.parameters() if weight.requires_grad]
+        wide = sum(weight.numel() for weight in weights if weight.dtype == torch.float32)
+        return most if 2 * wide > sum(weight.numel() for weight in weights) else "bf16_pure"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
+
+
+def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:
+    live = itertools.accumulate(sign * entry.bytes for entry, sign in trace.log.events)
+    points = [(entry.phase, size) for (entry, _), size in zip(trace.log.events, live)]
+    return tuple(points[trace.log.step_start :])
+
+
+def _notes(gpu: Gpu, word: str, nccl_bytes: int, paged_bytes: int) -> list[str]:
+    lines = []
+    if word == TIGHT:
+        lines.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
+    context_bytes, is_measured = room.context(gpu)
+    if not is_measured:
+        lines.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
+    if paged_bytes:  # they fill what is free, and the rest of them stays on the host
+        lines.append(f"paged optimizer states ({units.size(paged_bytes)}) are outside the memory, and paging the time.")
+    if nccl_bytes:
+        lines.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
+    return lines

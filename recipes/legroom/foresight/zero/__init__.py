@@ -1,0 +1,1 @@
+"""DeepSpeed's ZeRO on the fake device, without DeepSpeed."""
