@@ -34,7 +34,7 @@ def diverged(train):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_that_diverged_keeps_the_last_good_checkpoint_alone(diverged, recipe):
+def test_diverged_run_keeps_the_last_good_checkpoint(diverged, recipe):
     run = diverged[recipe]
     kept = checkpoint_files.found(run.folder)
     assert run.record.error.type == "Diverged" and kept and not (run.folder / MODEL_FOLDER).exists()
@@ -45,7 +45,7 @@ def test_a_run_that_diverged_keeps_the_last_good_checkpoint_alone(diverged, reci
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_summary_gives_one_advice_and_the_way_on(diverged, recipe):
+def test_summary_of_a_diverged_run(diverged, recipe):
     run = diverged[recipe]
     lines = " ".join(brief.brief(run.record, run.folder).split())
     last = checkpoint_files.step_of(checkpoint_files.found(run.folder)[0])
@@ -67,7 +67,7 @@ after_step.EvaluateThenSave.after_step = poisoned
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_it_goes_on_from_the_last_good_checkpoint_at_a_lower_rate(train, again, fault, recipe):
+def test_resume_at_a_lower_rate(train, again, fault, recipe):
     typed = [f"recipe={recipe}", "train.max_steps=8", "save.every_steps=2", "train.schedule=constant"]
     first = train(*typed, "train.learning_rate=0.01", fork_server=fault(POISONED), status="diverged")
     assert [checkpoint_files.step_of(each) for each in checkpoint_files.found(first.folder)] == [2]
@@ -79,7 +79,7 @@ def test_it_goes_on_from_the_last_good_checkpoint_at_a_lower_rate(train, again, 
     assert rates == [0.01] * 2 + [0.001] * 6
 
 
-def test_another_rate_is_refused_unless_it_is_allowed(diverged, command):
+def test_another_rate_must_be_allowed(diverged, command):
     folder = diverged["accelerate"].folder
     typed = [word for word in small(*DIVERGES) if not word.startswith("train.learning_rate=")]
     ended = command(*typed, "recipe=accelerate", "train.learning_rate=0.1", f"resume={folder}", fork_server=None)
@@ -87,17 +87,17 @@ def test_another_rate_is_refused_unless_it_is_allowed(diverged, command):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_without_checkpoints_the_end_of_the_training_notices(train, recipe):
+def test_divergence_is_noticed_at_the_end(train, recipe):
     run = train(f"recipe={recipe}", *TOO_FAST, "train.max_steps=4", "train.log_seconds=100", status="diverged")
     assert run.record.error.type == "Diverged" and not checkpoint_files.found(run.folder)
 
 
-def test_a_loss_that_is_no_number_stops_the_training_soon(train):
+def test_nan_loss_stops_the_training(train):
     run = train(*TOO_FAST, "train.max_steps=500", "train.log_seconds=0", status="diverged")
     assert run.record.training.steps < 6
 
 
-def test_continue_trains_on_and_saves_nothing_that_is_no_number(train):
+def test_continue_saves_no_nan(train):
     run = train(*DIVERGES, "train.on_nan=continue")
     steps = [checkpoint_files.step_of(folder) for folder in checkpoint_files.found(run.folder)]
     assert run.record.training.steps == 8 and run.record.training.diverged
@@ -113,7 +113,7 @@ def test_all_ranks_agree(train, mode):
     assert run.record.error.type == "Diverged" and checkpoint_files.found(run.folder)
 
 
-def test_a_run_ends_with_4_and_a_sweep_says_which_job_diverged(command, tmp_path):
+def test_exit_code_of_a_diverged_run(command, tmp_path):
     typed = [word for word in small(*TOO_FAST, "train.max_steps=4") if not word.startswith("train.learning_rate=")]
     alone = command(*typed, "train.learning_rate=8e15")
     assert alone.code == 4 and alone.out.startswith("diverged: ")
@@ -124,7 +124,7 @@ def test_a_run_ends_with_4_and_a_sweep_says_which_job_diverged(command, tmp_path
     assert "train.learning_rate=0.001." in (tmp_path / "sweep" / "table.md").read_text()
 
 
-def test_a_sweeper_gets_no_number_of_a_run_that_diverged(diverged):
+def test_diverged_run_has_no_objective(diverged):
     cfg = SimpleNamespace(objective="training.tokens")
     assert math.isnan(objective.value(cfg, diverged["accelerate"].record))
 
@@ -144,7 +144,7 @@ accelerate_loop.Loop.step = numbered
 """
 
 
-def test_a_batch_whose_loss_is_no_number_is_said_and_passed(train, fault):
+def test_skipped_batch_is_a_warning(train, fault):
     run = train(
         "train.max_steps=8", "train.log_seconds=0", fork_server=fault(LOSS_IS_NO_NUMBER.replace("{}", "(3, 5)"))
     )
@@ -154,7 +154,7 @@ def test_a_batch_whose_loss_is_no_number_is_said_and_passed(train, fault):
 
 
 @pytest.mark.parametrize("steps", [4, 40])
-def test_a_training_that_takes_no_step_has_diverged(train, fault, steps):
+def test_training_without_a_step_has_diverged(train, fault, steps):
     server = fault(LOSS_IS_NO_NUMBER.replace("{}", "range(100)"))
     run = train(f"train.max_steps={steps}", "train.log_seconds=0", fork_server=server, status="diverged")
     assert run.record.error.type == "NoStepTaken" and run.record.training.steps <= MOST_SKIPPED_STEPS + 1
@@ -177,7 +177,7 @@ def trained(optim: str, **more):
     return SimpleNamespace(accelerator=accelerator, model=model, optimizer=made, **more)
 
 
-def test_any_weight_or_state_that_is_no_number_is_found():
+def test_every_tensor_is_looked_at():
     loop = trained("adamw")
     assert divergence.first_not_finite(loop) is None
     weights = dict(loop.model.named_parameters())
@@ -196,7 +196,7 @@ def test_any_weight_or_state_that_is_no_number_is_found():
 
 
 @pytest.mark.parametrize("value,found", [(math.inf, None), (-math.inf, None), (math.nan, "1.running_mean")])
-def test_a_mask_of_infinities_is_none_of_it(value, found):
+def test_infinite_buffers_are_allowed(value, found):
     loop = trained("adamw")
     loop.model[1].running_mean[0] = value
     assert divergence.first_not_finite(loop) == found

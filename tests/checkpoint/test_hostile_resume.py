@@ -98,7 +98,7 @@ HARMS = {
 
 
 @pytest.mark.parametrize("name", HARMS)
-def test_a_checkpoint_of_something_else_is_refused_in_words(whole, again, tmp_path, name):
+def test_damaged_checkpoint_is_refused(whole, again, tmp_path, name):
     """Named by resume=, so that there is nothing else to take."""
     folder = tmp_path / "their" / "checkpoints/step-00000002"
     shutil.copytree(whole.folder / "checkpoints/step-00000002", folder)
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_something_else_is_refused_in_words(whole, again, tmp_pa
     assert "checkpoint" in outcome.error.message or "step-00000002" in outcome.error.message
 
 
-def test_a_checkpoint_of_another_training_behind_a_broken_one_is_skipped(whole, train, again, tmp_path):
+def test_checkpoint_of_another_training_is_skipped(whole, train, again, tmp_path):
     """The parent compares the first that can be read; here its weights are cut, and the next is somebody else's."""
     other = train(*TOLD, "train.seed=7", "save.keep=9")
     shutil.copytree(whole.folder / "checkpoints/step-00000004", tmp_path / "checkpoints/step-00000004")
@@ -123,18 +123,7 @@ def test_a_checkpoint_of_another_training_behind_a_broken_one_is_skipped(whole, 
     assert outcome.training.losses == whole.record.training.losses
 
 
-def test_a_foreign_rank_file_leaves_older_checkpoints(whole, train, command, tmp_path, again):
-    """Also for the command, which compares the configurations before anything is started."""
-    other = train(*TOLD, "train.seed=7")
-    for step in ("step-00000002", "step-00000004"):
-        shutil.copytree(whole.folder / "checkpoints" / step, tmp_path / "run/checkpoints" / step)
-    newest = "checkpoints/step-00000004/rank-0.json"
-    shutil.copy(other.folder / newest, tmp_path / "run" / newest)
-    outcome, warned = again(tmp_path / "run", *TOLD, "resume=latest")
-    assert outcome.training.resumed_from_step == 2 and len(warned) == 1 and "rank-0.json" in warned[0]
-
-
-def test_the_command_takes_the_older_checkpoint_too(whole, train, command, tmp_path):
+def test_older_checkpoint_is_used(whole, train, command, tmp_path):
     from conftest import small
 
     from legroom.records import record_file

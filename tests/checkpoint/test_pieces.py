@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from legroom.checkpoint import saved_values, saver
 from legroom.checkpoint.shard_reader import ShardReader
 from legroom.checkpoint.state import random_states
-from legroom.checkpoint.stop_request import StopNow, StopRequest
+from legroom.checkpoint.stop_request import StopRequest
 from legroom.config import to_dict
 from legroom.data.dataset import Data
 from legroom.errors import Refusal
@@ -48,7 +48,7 @@ def shards(tmp_path):
 
 @pytest.mark.parametrize("sizes", [[6], [3, 3], [2, 1, 3], [1] * 6])
 @pytest.mark.parametrize("first,count", [(0, 6), (0, 3), (2, 3), (5, 1), (1, 4), (3, 0)])
-def test_any_rows_are_put_together_from_any_shards(shards, sizes, first, count):
+def test_rows_are_read_from_any_shards(shards, sizes, first, count):
     whole = torch.arange(12.0).reshape(6, 2)
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
     reader = shards(*[(row, whole[row : row + size]) for row, size in zip(starts, sizes)])
@@ -89,7 +89,7 @@ SAVED = [{"parameters": ["a", "b"], "decay": 0.1}, {"parameters": ["c"], "decay"
         ([["a", "b", "c"], []], 0.1, None),
     ],
 )
-def test_a_group_takes_the_settings_of_its_parameters_or_none(groups, second, expected):
+def test_groups_take_the_saved_settings(groups, second, expected):
     saved = [SAVED[0], SAVED[1] | {"decay": second}]
     if expected is not None:
         assert saved_values.group_indices(groups, saved, {"a", "b", "c"}) == expected
@@ -117,7 +117,7 @@ def checkpoint(run, settings: dict):
     return checkpoint_files.write(run, 3, values, {"weights": {}}, 2)
 
 
-def test_a_checkpoint_past_the_end_is_refused(plain, tmp_path):
+def test_checkpoint_past_the_end_is_refused(plain, tmp_path):
     words = ["device=cpu", f"resume={tmp_path}"]
     (problem,) = compose(*words).problems
     assert f"resume={tmp_path} holds no checkpoint" in problem and "resume=latest" in problem
@@ -128,7 +128,7 @@ def test_a_checkpoint_past_the_end_is_refused(plain, tmp_path):
 
 
 @pytest.mark.parametrize("harm", [lambda values: values.pop("batch"), lambda values: values.update(batch=None)])
-def test_a_configuration_that_is_not_complete_is_of_another_training(plain, tmp_path, harm):
+def test_incomplete_configuration_is_another_training(plain, tmp_path, harm):
     cfg = copy.deepcopy(plain)
     values = json.loads(json.dumps(to_dict(cfg)))
     assert resume.same(to_dict(cfg), values)
@@ -138,7 +138,7 @@ def test_a_configuration_that_is_not_complete_is_of_another_training(plain, tmp_
     assert "saved by another training: it is of another version, or not complete." in problem
 
 
-def test_a_run_whose_folder_a_machine_does_not_see_saves_nothing(plain):
+def test_folder_that_is_not_shared_is_refused(plain):
     made = copy.deepcopy(plain)
     made.save.every_steps = 2
     with pytest.raises(Refusal, match="not on every machine.*all of them share with hydra.run.dir="):
@@ -147,23 +147,10 @@ def test_a_run_whose_folder_a_machine_does_not_see_saves_nothing(plain):
     assert not saver.Saver(made, None, None, None, StopRequest(), None, {}).possible
 
 
-def test_a_signal_before_the_last_step_stops_what_comes_after_it_at_once():
-    stop = StopRequest()
-    stop()
-    with pytest.raises(StopNow):
-        stop.stop_at_once()
-    assert not stop.at_once, "a second signal does not end what the first one asks for"
-    stop = StopRequest()
-    stop.stop_at_once()
-    with pytest.raises(StopNow):
-        stop()
-    stop()
-
-
 # --- the saved model -------------------------------------------------------------------------------
 
 
-def test_a_card_that_cannot_be_written_costs_no_model(tmp_path):
+def test_unwritable_card_is_a_warning(tmp_path):
     (tmp_path / run_folder.MODEL_FOLDER / model_card.FILE_NAME).mkdir(parents=True)
     warned, found = [], job("model=gpt2_tiny", "save.final=true")
     saver.write_card(found, tmp_path, Data("language_modelling", [1], None, list, 8), warned.append)

@@ -56,7 +56,7 @@ def tied(tmp_path_factory):
     ],
     ids=" ".join,
 )
-def test_adapters_of_tied_embeddings_are_saved_untied(train, tied, words):
+def test_changed_tied_embeddings_are_saved_untied(train, tied, words):
     pytest.importorskip("peft")
     run = train(f"model.pretrained={tied}", "adapter=lora", *words, *TOLD, "save.merge=true")
     assert evaluated(run) == pytest.approx(run.record.evaluation.loss, rel=1e-5)
@@ -71,7 +71,7 @@ def test_gpt2_whose_layers_are_named_otherwise(train):
 
 
 @pytest.mark.parametrize("words", [["recipe=trainer"], ["recipe=accelerate", "adapter=lora", "save.merge=true"]])
-def test_a_model_in_shards_is_that_which_was_trained(train, tied, words):
+def test_model_in_shards(train, tied, words):
     run = train(f"model.pretrained={tied}", *words, *TOLD, "save.max_shard_gb=0.00003")
     folder = run.folder / run_folder.MODEL_FOLDER
     shards = list(folder.glob("model-*-of-*.safetensors"))
@@ -83,7 +83,7 @@ def test_a_model_in_shards_is_that_which_was_trained(train, tied, words):
 @pytest.mark.parametrize(
     "words, instead", [([], "save.final=true"), (["save.final=true", "adapter=lora"], "save.merge=true")]
 )
-def test_a_size_of_files_that_nothing_is_written_in_is_refused(words, instead):
+def test_shard_size_without_a_model_is_refused(words, instead):
     (problem,) = compose("device=cpu", "save.max_shard_gb=5", *words).problems
     assert problem.startswith("save.max_shard_gb=5 ") and instead in problem
 
@@ -102,7 +102,7 @@ transformers.PreTrainedModel.save_pretrained = lose
 """
 
 
-def test_a_model_that_was_not_saved_as_trained_is_no_ok(train, fault):
+def test_wrongly_saved_model_fails(train, fault):
     told = ["model=gpt2_tiny", *TOLD, "data=source"]
     run = train(*told, fork_server=fault(LOSES), status="failed")
     assert run.record.error.phase == "save" and "transformer.h.0." in run.record.error.message
@@ -123,7 +123,7 @@ peft.PeftModel.save_pretrained = lose
 """
 
 
-def test_an_adapter_that_was_not_saved_as_trained_is_no_ok(train, fault):
+def test_wrongly_saved_adapter_fails(train, fault):
     pytest.importorskip("peft")
     told = ["model=llama_tiny", "adapter=lora", "adapter.modules_to_save=[embed_tokens]", *TOLD]
     run = train(*told, fork_server=fault(ADAPTER), status="failed")
@@ -132,7 +132,7 @@ def test_an_adapter_that_was_not_saved_as_trained_is_no_ok(train, fault):
 
 @pytest.mark.slow_for("trainer")
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
-def test_opening_an_adapter_again_changes_nothing(train, recipe):
+def test_comparing_an_adapter_changes_nothing(train, recipe):
     """The step under the ledger trains the adapter as before."""
     pytest.importorskip("peft")
     told = [f"recipe={recipe}", "model=llama_tiny", "adapter=lora", "adapter.dora=true"]
@@ -142,7 +142,7 @@ def test_opening_an_adapter_again_changes_nothing(train, recipe):
     assert saved.record.memory.peak_tensor_bytes == alone.record.memory.peak_tensor_bytes
 
 
-def test_another_configuration_gives_other_logits(tied, tmp_path):
+def test_other_logits_are_noticed(tied, tmp_path):
     trained = transformers.LlamaForCausalLM.from_pretrained(tied)
     trained.save_pretrained(tmp_path)
     trained.config.rms_norm_eps = 3.0
@@ -151,7 +151,7 @@ def test_another_configuration_gives_other_logits(tied, tmp_path):
         reopened.check(tmp_path, trained, trained.state_dict(), "language_modelling", torch.tensor([1, 2]), False)
 
 
-def test_a_weight_that_was_not_saved_is_named(tied):
+def test_missing_weight_is_named(tied):
     model = transformers.LlamaForCausalLM.from_pretrained(tied)
     weights = model.state_dict() | {"extra": torch.ones(1)}
     with pytest.raises(reopened.SavedWrong, match="another extra than"):
@@ -159,7 +159,7 @@ def test_a_weight_that_was_not_saved_is_named(tied):
 
 
 @pytest.mark.parametrize("every", [None, 2])
-def test_a_checkpoint_that_cannot_be_written_does_not_cost_the_model(monkeypatch, every):
+def test_unwritable_checkpoint_is_a_warning(monkeypatch, every):
     cfg, warned = compose("save.final=true", f"save.every_steps={every or 'null'}").cfg, []
 
     def full(*_, **__):
@@ -177,7 +177,7 @@ def _saver(cfg, progress):
     return made
 
 
-def test_an_adapter_names_its_base(tied, tmp_path, monkeypatch):
+def test_adapter_names_its_base(tied, tmp_path, monkeypatch):
     peft = pytest.importorskip("peft")
     monkeypatch.chdir(tied.parent)
     base = transformers.LlamaForCausalLM.from_pretrained(tied.name)
@@ -191,7 +191,7 @@ part.count = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-def test_a_signal_while_memory_is_counted_ends_nothing_half_way(train, fault):
+def test_signal_while_memory_is_counted(train, fault):
     run = train("model=gpt2_tiny", "train.max_steps=1", fork_server=fault(COUNTED))
     assert "StopNow" not in (run.folder / run_folder.LOG_FILE).read_text()
 
@@ -212,7 +212,7 @@ transformers.PreTrainedModel.save_pretrained = killed
     [["recipe=trainer"], ["recipe=accelerate", "parallelism=fsdp", "parallelism.num_processes=2"]],
     ids=" ".join,
 )
-def test_a_kill_in_a_save_leaves_no_half_of_a_model(command, fault, tmp_path, words):
+def test_kill_in_a_save(command, fault, tmp_path, words):
     words = [*small(*words), "model=gpt2_tiny", "save.final=true", "measure.ledger=false", "hydra.run.dir=a"]
     assert command(*words, fork_server=fault(KILLED_IN_SAVE)).code == 1
     left = tmp_path / "a" / checkpoint_files.UNFINISHED_MODEL
@@ -224,14 +224,7 @@ def test_a_kill_in_a_save_leaves_no_half_of_a_model(command, fault, tmp_path, wo
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a" / run_folder.MODEL_FOLDER)
 
 
-def test_what_a_killed_save_left_is_cleared_by_the_next_command(tmp_path):
-    for name in (checkpoint_files.UNFINISHED_MODEL, ".model.gone", ".model-differs.gone", "model"):
-        (tmp_path / name).mkdir()
-    checkpoint_files.tidy(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_model_that_stood_in_the_folder_is_not_replaced(command, tmp_path):
+def test_other_model_is_not_replaced(command, tmp_path):
     own = tmp_path / "a" / run_folder.MODEL_FOLDER / "config.json"
     own.parent.mkdir(parents=True)
     own.write_text("{}")
@@ -240,7 +233,7 @@ def test_a_model_that_stood_in_the_folder_is_not_replaced(command, tmp_path):
     assert ended.code == 2 and "hydra.run.dir=" in ended.err and own.read_text() == "{}"
 
 
-def test_the_saved_tokenizers_file_is_that_which_was_given(train, tmp_path):
+def test_tokenizer_is_saved_unchanged(train, tmp_path):
     """Without the length to which the rows of the training were cut."""
     given, path = save_tokenizer(tmp_path / "tokenizer", None), tmp_path / "rows.csv"
     path.write_text("text,label\n" + "".join(f"a text,{number % 2}\n" for number in range(8)))

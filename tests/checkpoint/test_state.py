@@ -8,48 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from legroom.checkpoint import merged, state
+from legroom.checkpoint import state
 from legroom.errors import Refusal
 from legroom.records.checkpoint_files import Checkpoint
 
 # --- adapters ------------------------------------------------------------------------------------
 
 
-def adapted(tmp_path, **settings):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
-    config = transformers.LlamaConfig(vocab_size=16, pad_token_id=0, **sizes)
-    model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(tmp_path / "base")
-    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
-    wrapped = peft.get_peft_model(
-        model, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", **settings)
-    )
-    for name, weight in wrapped.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(weight)
-    return wrapped
-
-
-def test_a_merged_model_computes_what_the_adapter_did(tmp_path):
-    model = adapted(tmp_path)
-    ids = torch.arange(12)[None] % 16
-    expected = model.eval()(input_ids=ids).logits
-    weights = merged.save(model, tmp_path / "merged", torch.float32)
-    opened = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(opened.eval()(input_ids=ids).logits, expected)
-    assert weights.keys() == opened.state_dict().keys() and model.training is False
-
-
 # --- what a checkpoint holds ---------------------------------------------------------------------
 
 
-def test_a_training_is_collected_and_restored_as_it_was(tmp_path):
+def test_state_is_collected_and_restored(tmp_path):
     """Of a model with a frozen weight, a shared one and a buffer, by AdamW with two groups."""
 
     def made():

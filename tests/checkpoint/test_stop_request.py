@@ -25,7 +25,7 @@ def mask():
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_worker_looks_for_a_signal_after_a_step(mask, number):
+def test_worker_looks_for_blocked_signals(mask, number):
     stop = StopRequest()
     stop.look()
     signal.pthread_kill(threading.main_thread().ident, number)  # other threads of the tests have it not blocked
@@ -33,7 +33,7 @@ def test_a_worker_looks_for_a_signal_after_a_step(mask, number):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_after_the_last_step_a_signal_ends_what_a_worker_does(mask, number):
+def test_signal_after_the_last_step(mask, number):
     stop = StopRequest()
     stop.look()
     stop.stop_at_once()
@@ -46,7 +46,7 @@ def test_after_the_last_step_a_signal_ends_what_a_worker_does(mask, number):
     assert stop.asked()
 
 
-def test_the_main_thread_alone_has_handlers():
+def test_only_the_main_thread_has_handlers():
     def handler(found):
         with StopRequest().listening():
             found.append(signal.getsignal(signal.SIGTERM))
@@ -59,7 +59,7 @@ def test_the_main_thread_alone_has_handlers():
     assert isinstance(found[0], StopRequest) and found[1] == before == signal.getsignal(signal.SIGTERM)
 
 
-def test_a_signal_that_is_ignored_stays_ignored():
+def test_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         stop = StopRequest()
@@ -70,7 +70,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_in_a_task_of_submitit_its_signal_keeps_its_handler(monkeypatch):
+def test_submitit_keeps_its_signal(monkeypatch):
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
     before = signal.getsignal(signal.SIGUSR2)
     with StopRequest().listening():

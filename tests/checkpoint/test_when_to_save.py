@@ -45,7 +45,7 @@ def made(plain, tmp_path):
 
 
 @pytest.mark.parametrize("every,signal,possible", list(itertools.product((None, 1, 2), (False, True), (False, True))))
-def test_a_checkpoint_is_saved_when_it_is_due_or_the_training_stops(made, every, signal, possible):
+def test_when_a_checkpoint_is_saved(made, every, signal, possible):
     found = made(every)
     found.possible, found.stop.to_stop = possible, signal
     due = [step for step in (1, 2, 3, 4) if (every and step % every == 0) or (signal and possible)]
@@ -53,14 +53,14 @@ def test_a_checkpoint_is_saved_when_it_is_due_or_the_training_stops(made, every,
     assert found.written == [[step, False] for step in due] and found.stopped == signal
 
 
-def test_weights_are_saved_before_an_evaluation_rounds_them(made):
+def test_saved_before_a_rounded_evaluation(made):
     """A signal in the evaluation saves those that it computes with."""
     one = made(evaluated="bf16")
     one.before_final_phase(3, evaluates=True)
     assert one.written == [[3, True]]
 
 
-def test_a_checkpoint_of_the_own_folder_need_not_be_written_again(made, tmp_path):
+def test_checkpoint_of_the_folder_is_not_written_again(made, tmp_path):
     for run, step in ((tmp_path, 7), (tmp_path / "other", None)):
         start = Checkpoint(run / "checkpoints" / "step-00000007", 7, [])
         assert made(start=start).saved_step == step
@@ -81,7 +81,7 @@ LIKE = [
 
 
 @pytest.mark.parametrize("saved,ours,alike", LIKE)
-def test_a_value_of_another_form_is_refused(saved, ours, alike):
+def test_value_of_another_form_is_refused(saved, ours, alike):
     if alike:
         saved_values.check_like(saved, ours, "it")
     else:
@@ -94,7 +94,7 @@ def test_a_value_of_another_form_is_refused(saved, ours, alike):
     "dtype,ok",
     [(torch.float32, True), (torch.bfloat16, True), (torch.uint8, True), (torch.int32, False), (torch.bool, False)],
 )
-def test_types_that_a_state_may_have(dtype, ok):
+def test_types_of_states(dtype, ok):
     for check in (
         lambda: saved_values.check_state_dtype("w", dtype),
         lambda: saved_values.check_dtype("w", dtype, dtype),
@@ -117,7 +117,7 @@ def test_types_that_a_state_may_have(dtype, ok):
         ({"w": {"a": 1, "b": {}}}, False),
     ],
 )
-def test_states_besides_tensors_are_plain_and_ours(states, ok):
+def test_plain_states(states, ok):
     if ok:
         saved_values.check_states(states, {"w"})
     else:
@@ -125,7 +125,7 @@ def test_states_besides_tensors_are_plain_and_ours(states, ok):
             saved_values.check_states(states, {"w"})
 
 
-def test_the_settings_of_a_group_are_restored():
+def test_group_settings_are_restored():
     rate = torch.tensor(1.0)
     group = {"lr": rate, "betas": (0.9, 0.99), "eps": 1e-8, "params": ["p"]}
     saved_values.restore_group(group, {"lr": 0.5, "betas": [0.8, 0.9], "more": 3, "parameters": ["w"]})

@@ -4,7 +4,6 @@ The losses that the step log reads in any case raise the suspicion. Weights and 
 before anything is saved. So a step computes nothing for this, and no saved file holds a model that has diverged.
 """
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -33,17 +32,19 @@ class DivergenceWatch:
 
     def __init__(self, cfg: Config, step_log: StepLog, loop: Any, progress: Progress):
         self.stops = cfg.train.on_nan == "stop"
-        self.step_log, self.loop, self.progress = step_log, loop, progress
+        self.step_log = step_log
+        self.loop = loop
+        self.progress = progress
         self._looked_at = len(step_log.losses)  # those of a training that is resumed were looked at before
         self._whole_at_step: int | None = None
-        self._said = False
+        self._has_warned = False
 
     def suspects(self) -> bool:
         """Whether a loss that this rank has read since the last call is not finite, and the training is to stop."""
         losses = self.step_log.losses
         new = losses[self._looked_at :]
         self._looked_at = len(losses)
-        return self.stops and not all(map(math.isfinite, new))
+        return self.stops and not all(math.isfinite(loss) for loss in new)
 
     def confirm(self, step: int) -> None:
         """After a loss that is not finite: looks at weights and states. Every rank calls this after the same step.
@@ -54,27 +55,28 @@ class DivergenceWatch:
         self.step_log.flush()  # so that all ranks have read the same losses
         self._looked_at = len(self.step_log.losses)
         self.is_whole(step)
-        skipped = _not_finite_at_end(self.step_log.losses)
-        if skipped >= MOST_SKIPPED_STEPS:
-            raise NoStepTaken(f"{self._since()}, and every step since was skipped: nothing is trained")
-        if not self._said:
-            self._said = True
-            first = next(i for i, loss in enumerate(self.step_log.losses, 1) if not math.isfinite(loss))
+        self._refuse_skipped(MOST_SKIPPED_STEPS)
+        if not self._has_warned:
+            self._has_warned = True
+            is_finite = [math.isfinite(loss) for loss in self.step_log.losses]
+            first = is_finite.index(False) + 1
             self.progress.warn(
                 f"the loss of step {first} is not a number. Weights and optimizer states are: the step was skipped, "
                 "and the training goes on."
             )
 
     def at_end(self, step: int) -> None:
-        """After the last step, whose loss is in the log. Every rank calls this. Raises Diverged as `confirm` does, and
-        where not one step of a training was taken."""
-        self._looked_at = len(self.step_log.losses)
-        self.is_whole(step)
+        """After the last step, whose loss is in the log. Every rank calls this.
+
+        Raises Diverged as `confirm` does, and where not one step of a training was taken.
+        """
         losses = self.step_log.losses
-        if self.stops and losses and _not_finite_at_end(losses) >= min(MOST_SKIPPED_STEPS, len(losses)):
-            raise NoStepTaken(f"{self._since()}, and every step since was skipped: nothing is trained")
+        self._looked_at = len(losses)
+        self.is_whole(step)
+        if self.stops and losses:
+            self._refuse_skipped(min(MOST_SKIPPED_STEPS, len(losses)))
         count = sum(not math.isfinite(loss) for loss in losses)
-        if count > 1 and self._said:
+        if count > 1 and self._has_warned:
             self.progress.warn(f"the loss of {count} of {len(losses)} steps is not a number: they were skipped.")
 
     def is_whole(self, step: int) -> bool:
@@ -84,43 +86,59 @@ class DivergenceWatch:
         """
         if self._whole_at_step == step:
             return True
-        names = collectives.all_gather(first_not_finite(self.loop))
-        name = next(filter(None, names), None)
-        if name is None:
+        names = [name for name in collectives.all_gather(first_not_finite(self.loop)) if name is not None]
+        if not names:
             self._whole_at_step = step
             return True
         if self.stops:
-            raise Diverged(f"weights are not numbers after step {step}, as {name}; {self._since()}")
+            raise Diverged(f"weights are not numbers after step {step}, as {names[0]}; {self._since()}")
         return False
+
+    def _refuse_skipped(self, most: int) -> None:
+        """Raises NoStepTaken where the last `most` steps, or more, were skipped."""
+        if _not_finite_at_end(self.step_log.losses) >= most:
+            raise NoStepTaken(f"{self._since()}, and every step since was skipped: nothing is trained")
 
     def _since(self) -> str:
         """From which step on the loss is not a number."""
         losses = self.step_log.losses
         count = _not_finite_at_end(losses)
-        if count == 0:
-            return f"the loss of that step was {losses[-1]:.4g}" if losses else "there is no loss yet"
-        return f"the loss is not a number since step {len(losses) - count + 1}"
+        if count > 0:
+            return f"the loss is not a number since step {len(losses) - count + 1}"
+        if losses:
+            return f"the loss of that step was {losses[-1]:.4g}"
+        return "there is no loss yet"
 
 
 def _not_finite_at_end(losses: list[float]) -> int:
     """How many of the last losses are not finite."""
-    return len(list(itertools.takewhile(lambda loss: not math.isfinite(loss), reversed(losses))))
+    count = 0
+    for loss in reversed(losses):
+        if math.isfinite(loss):
+            break
+        count += 1
+    return count
 
 
 @torch.no_grad()
 def first_not_finite(loop: Any) -> str | None:
-    """The name of a tensor of this rank that is trained, or is an optimizer state, and is not all finite; None where
-    all are. Buffers may hold infinities, as masks do, but no NaN."""
+    """The name of a tensor of this rank that is trained, or is an optimizer state, and is not all finite.
+
+    None where all are. Buffers may hold infinities, as masks do, but no NaN.
+    """
     by_device: dict[torch.device, list[tuple[str, bool, torch.Tensor]]] = {}
-    for name, tensor, infinite in _tensors(loop):
+    for name, tensor, may_be_infinite in _tensors(loop):
         extremes = _extremes(tensor)
         if extremes is not None:
-            by_device.setdefault(extremes.device, []).append((name, infinite, extremes))
-    for found in by_device.values():
-        values = torch.stack([extremes for _, _, extremes in found])  # (N, 2): one transfer for all tensors
-        for (name, infinite, _), extremes in zip(found, values.tolist()):
-            if not all(map(math.isfinite, extremes)) and not (infinite and not any(map(math.isnan, extremes))):
-                return name
+            by_device.setdefault(extremes.device, []).append((name, may_be_infinite, extremes))
+    for tensors in by_device.values():
+        values = torch.stack([extremes for _, _, extremes in tensors]).tolist()  # (N, 2): one transfer for all tensors
+        for (name, may_be_infinite, _), (smallest, largest) in zip(tensors, values):
+            if math.isfinite(smallest) and math.isfinite(largest):
+                continue
+            if may_be_infinite and not math.isnan(smallest) and not math.isnan(largest):
+                continue
+            return name
     return None
 
 
@@ -141,25 +159,27 @@ def _tensors(loop: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
             name = names.get(id(weight), "the optimizer's copy of weights")
             if id(weight) not in names:
                 yield name, weight, False
-            state = optimizer.state.get(weight, {}) if hasattr(optimizer, "state") else {}
-            for key, value in state.items():
+            if not hasattr(optimizer, "state"):
+                continue
+            for key, value in optimizer.state.get(weight, {}).items():
                 if isinstance(value, torch.Tensor):
                     yield f"{name}/{key}", value, False
 
 
 def _extremes(tensor: torch.Tensor) -> torch.Tensor | None:
     """(2,) float64: the smallest and the largest element on this rank, NaN if one is; None of what cannot be NaN."""
-    held = [each.detach() for each in torch_private.held_tensors(tensor)]
-    held = [each for each in held if each.is_floating_point() and each.numel() and not each.is_meta]
-    if not held:
-        return None
-    found = []
-    for each in held:
-        if each.element_size() == 1:  # 8-bit types have no comparison
-            found += [torch.stack(part.float().aminmax()) for part in each.reshape(-1).split(CHUNK)]
+    extremes = []
+    for held in torch_private.held_tensors(tensor):
+        held = held.detach()
+        if not held.is_floating_point() or held.numel() == 0 or held.is_meta:
+            continue
+        if held.element_size() == 1:  # 8-bit types have no comparison
+            for chunk in held.reshape(-1).split(CHUNK):
+                extremes.append(torch.stack(chunk.float().aminmax()).double())
         else:
-            found.append(torch.stack(each.aminmax()).double())
-    if len(found) == 1:
-        return found[0].double()
-    every = torch.stack([each.double() for each in found])
-    return torch.stack(every.aminmax())
+            extremes.append(torch.stack(held.aminmax()).double())
+    if not extremes:
+        return None
+    if len(extremes) == 1:
+        return extremes[0]
+    return torch.stack(torch.stack(extremes).aminmax())

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,34 +23,30 @@ NOT_COPIED = ("adapter_*", "*.safetensors", "config.json", model_card.FILE_NAME)
 COMPARED_TOKENS = 32
 
 
-def merge(folder: Path, found: Record | None, target: Path, device: str) -> tuple[list[str], bool]:
-    """Write base and adapter as one model, open it again and compare. Returns what was assumed, a line each, and
-    whether they could not be compared, which is one of the lines.
+def merge(folder: Path, record: Record | None, target: Path, device: str) -> tuple[list[str], bool]:
+    """Write base and adapter as one model, open it again and compare.
 
-    folder: with the adapter. found: the record of its run. target: a folder that is not there. Raises Refusal, and
-    nothing is left then.
+    folder: with the adapter. record: that of its run. target: a folder that does not exist. Returns what was assumed, a
+    line each, and whether the models could not be compared, which is one of the lines. Raises Refusal, and nothing is
+    left then.
     """
-    model, name, notes = trained.open_adapter(folder, found, device, as_trained=True)
-    before = found.environment.get("base") if found is not None else None
-    if before and found and fingerprints.of_base(from_dict(found.config)) not in (None, before):
+    model, name, notes = trained.open_adapter(folder, record, device, as_trained=True)
+    if record is not None and _base_has_changed(record):
         notes.append(f"{name} has changed since the adapter was trained beside it: merged, they are another model.")
-    kinds = {settings.task_type: settings for settings in model.peft_config.values()}
-    dtype = unwrap.base_model(model).dtype
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         shutil.copytree(folder, partial, ignore=shutil.ignore_patterns(*NOT_COPIED))  # the tokenizer
-        weights = merged.save(model, partial, dtype)
-        task, bits = trained.KINDS[next(iter(kinds))], found is not None and found.config["adapter"].get("bits")
-        ids = torch.arange(COMPARED_TOKENS) % model.get_input_embeddings().weight.shape[0]
-        rounded = bool(bits) or dtype != torch.float32
-        unsure = reopened.check(partial, model, weights, task, ids, rounded)
-        notes += [unsure] if unsure else []
-        talks = found is not None and has_conversations(from_dict(found.config))
-        if talks or (folder / GENERATION_CONFIG_NAME).is_file():  # which conversations alone leave beside an adapter
-            notes += merged.save_end_tokens(partial, unwrap.base_model(model), AutoTokenizer.from_pretrained(partial))
-        if found is not None:
-            _write_card(folder, found, partial)
+        warning = _save_and_compare(model, record, partial)
+        if warning:
+            notes.append(warning)
+        is_of_talks = record is not None and has_conversations(from_dict(record.config))
+        # Conversations alone leave this file beside an adapter.
+        if is_of_talks or (folder / GENERATION_CONFIG_NAME).is_file():
+            tokenizer = AutoTokenizer.from_pretrained(partial)
+            notes += merged.save_end_tokens(partial, unwrap.base_model(model), tokenizer)
+        if record is not None:
+            _write_card(folder, record, partial)
         partial.rename(target)
     except reopened.SavedWrong as error:
         raise Refusal(f"{error}: it was removed again.") from error
@@ -57,14 +54,45 @@ def merge(folder: Path, found: Record | None, target: Path, device: str) -> tupl
         raise Refusal(f"{target} cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    bits = _bits(record)
     if bits:
         notes.append(f"the weights are those in {bits} bits, dequantised, with the adapter added.")
-    return notes, bool(unsure)
+    return notes, warning is not None
 
 
-def _write_card(folder: Path, found: Record, partial: Path) -> None:
+def _bits(record: Record | None) -> int | None:
+    """The bits in which the frozen weights were stored in the training."""
+    if record is None:
+        return None
+    return record.config["adapter"].get("bits")
+
+
+def _base_has_changed(record: Record) -> bool:
+    """Whether the base model on this machine is not the one that the adapter was trained beside; False if unknown."""
+    before = record.environment.get("base")
+    if not before:
+        return False
+    now = fingerprints.of_base(from_dict(record.config))
+    return now is not None and now != before
+
+
+def _save_and_compare(model: Any, record: Record | None, folder: Path) -> str | None:
+    """Write the merged model. Returns why it could not be compared, or None. Raises SavedWrong."""
+    base = unwrap.base_model(model)
+    weights = merged.save(model, folder, base.dtype)
+    settings = next(iter(model.peft_config.values()))
+    ids = torch.arange(COMPARED_TOKENS) % model.get_input_embeddings().weight.shape[0]
+    rounded = bool(_bits(record)) or base.dtype != torch.float32
+    return reopened.check(folder, model, weights, trained.KINDS[settings.task_type], ids, rounded)
+
+
+def _write_card(folder: Path, record: Record, partial: Path) -> None:
     """The adapter's card, as that of a whole model."""
     former = folder / model_card.FILE_NAME
-    rows = re.search(r"([\d,]+) rows to train on", former.read_text() if former.is_file() else "")
-    found.config["save"]["merge"] = True
-    model_card.write(found, partial, int(rows[1].replace(",", "")) if rows else None)
+    rows = None
+    if former.is_file():
+        match = re.search(r"([\d,]+) rows to train on", former.read_text())
+        if match:
+            rows = int(match[1].replace(",", ""))
+    record.config["save"]["merge"] = True
+    model_card.write(record, partial, rows)

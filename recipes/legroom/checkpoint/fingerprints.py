@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 from pathlib import Path
+from typing import IO
 
 import huggingface_hub
 
@@ -21,22 +22,30 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def of_training(cfg: Config, data: Data) -> dict[str, str]:
-    """Name -> fingerprint, of what there is of `resume.FINGERPRINTS`."""
-    found = {"data": rows.digest(data.train)[:FINGERPRINT_DIGITS]}
-    if data.tokenizer is not None:
-        found["tokenizer"] = _digest([sorted(data.tokenizer.get_vocab().items()), data.tokenizer.special_tokens_map])
+    """Name -> fingerprint: those of `resume.FINGERPRINTS` that this training has."""
+    fingerprints = {"data": rows.digest(data.train)[:FINGERPRINT_DIGITS]}
+    tokenizer = data.tokenizer
+    if tokenizer is not None:
+        fingerprints["tokenizer"] = _digest([sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map])
         if "chat" in (cfg.data.kind, cfg.data.task):
-            found["template"] = _digest(data.tokenizer.chat_template)
-    if base := of_base(cfg):
-        found["model"] = base
-    return found
+            fingerprints["template"] = _digest(tokenizer.chat_template)
+    base = of_base(cfg)
+    if base is not None:
+        fingerprints["model"] = base
+    return fingerprints
 
 
 def of_base(cfg: Config) -> str | None:
     """The fingerprint of the pretrained weights; None from random ones, or where they are not on this machine."""
-    if not cfg.model.pretrained or (folder := _folder(cfg.model.pretrained)) is None:
+    if not cfg.model.pretrained:
         return None
-    return _digest([_text(folder / "config.json"), *(_weights(folder) if cfg.adapter.is_used else [])])
+    folder = _folder(cfg.model.pretrained)
+    if folder is None:
+        return None
+    parts: list = [_text(folder / "config.json")]
+    if cfg.adapter.is_used:  # the weights stay frozen, and a checkpoint has the trained ones alone
+        parts += _weights(folder)
+    return _digest(parts)
 
 
 def _digest(value: object) -> str:
@@ -58,21 +67,37 @@ def _text(path: Path) -> str:
 
 
 def _weights(folder: Path) -> list[tuple]:
-    """Name, type, shape and a hash of a sample of the bytes of each weight, by name. They stay frozen beside an
-    adapter, and a checkpoint has the trained weights alone."""
-    found = []
+    """(name, type, shape, hash of a sample of the bytes) of each weight in a folder, by name."""
     index = _text(folder / INDEX_FILE)
-    files = sorted(set(json.loads(index)["weight_map"].values())) if index else ["model.safetensors"]
-    for path in (folder / name for name in files if (folder / name).is_file()):
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            for name, entry in json.loads(file.read(size)).items():
-                if name == "__metadata__":
-                    continue
-                first, last = entry["data_offsets"]
-                sample = hashlib.sha256()
-                for place in range(SAMPLES):
-                    file.seek(8 + size + first + max(0, last - first - SAMPLE_BYTES) * place // (SAMPLES - 1))
-                    sample.update(file.read(min(SAMPLE_BYTES, last - first)))
-                found.append((name, entry["dtype"], entry["shape"], sample.hexdigest()))
-    return sorted(found)
+    files = ["model.safetensors"]
+    if index:
+        files = sorted(set(json.loads(index)["weight_map"].values()))
+    weights = []
+    for name in files:
+        if (folder / name).is_file():
+            weights += _weights_of_file(folder / name)
+    return sorted(weights)
+
+
+def _weights_of_file(path: Path) -> list[tuple]:
+    """As `_weights`, of one safetensors file: 8 bytes that say how long its header is, the header, the tensors."""
+    weights = []
+    with open(path, "rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            first, last = entry["data_offsets"]  # from the end of the header
+            sample = _sample(file, 8 + header_bytes + first, last - first)
+            weights.append((name, entry["dtype"], entry["shape"], sample))
+    return weights
+
+
+def _sample(file: IO[bytes], start: int, size: int) -> str:
+    """The hash of SAMPLES pieces of a tensor in a file, from its first bytes to its last."""
+    sample = hashlib.sha256()
+    for i in range(SAMPLES):
+        file.seek(start + max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+        sample.update(file.read(min(SAMPLE_BYTES, size)))
+    return sample.hexdigest()

@@ -23,9 +23,8 @@ from legroom.parallelism import unwrap
 
 def save_adapter(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
     """Write an adapter that `peft.PeftModel.from_pretrained` opens. weights: the gathered ones of a sharded model."""
-    trains_embeddings = any(
-        "embed" in name and weight.requires_grad and "lora_" not in name for name, weight in model.named_parameters()
-    )
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    trains_embeddings = any("embed" in name and "lora_" not in name for name in trained)
     for settings in model.peft_config.values():  # whoever opens it is in another folder
         base = paths.expanded(settings.base_model_name_or_path or "none")
         if base.is_dir():
@@ -49,36 +48,41 @@ def save(model: Any, folder: Path, dtype: torch.dtype, **written: Any) -> dict[s
     weights = _merged(trained, plain, "", dtype)
     tied = transformers_models_private.tied_weights(plain)
     if any(not torch.equal(weights[name], weights[other]) for name, other in tied.items()):
-        for part in (config, config.get_text_config()):
-            part.tie_word_embeddings = False
+        tied = {}
+        config.tie_word_embeddings = False
+        config.get_text_config().tie_word_embeddings = False
         with torch.device("meta"):
-            plain, tied = type(trained)(config), {}
+            plain = type(trained)(config)
     # The type that config.json names; the files alone have that of a head in fp32.
     plain.to(dtype=next(iter(weights.values())).dtype)  # pyright: ignore[reportCallIssue]  # transformers' decorator hides the method's self
     if plain.can_generate():
         plain.generation_config = trained.generation_config
     weights = {name: weights[name] for name in plain.state_dict()}
-    own = {name: weights[name] for name in weights if name not in tied}
-    plain.save_pretrained(folder, state_dict=own, **written)
+    without_tied = {name: weight for name, weight in weights.items() if name not in tied}
+    plain.save_pretrained(folder, state_dict=without_tied, **written)
     return weights
 
 
 def save_end_tokens(folder: Path, model: Any, tokenizer: Any) -> list[str]:
-    """Have a saved model, or whoever uses an adapter, end an answer where conversations do. Returns what is changed.
+    """Have a saved model, or a base that an adapter is used with, end an answer where conversations do.
 
     The file is changed, not the configuration: transformers saves one of a published model with settings that it warns
-    of, and refuses to once any value is another one.
+    of, and refuses to once any value is another one. Returns what is changed, a line each.
     """
-    own, notes = model.generation_config.eos_token_id, []
-    ends = answer_ends.end_tokens(tokenizer, own, notes.append)
-    if new := [each for each in ends if each not in (own if isinstance(own, list) else [own])]:
+    notes: list[str] = []
+    before = model.generation_config.eos_token_id
+    ends = answer_ends.end_tokens(tokenizer, before, notes.append)
+    known = before if isinstance(before, list) else [before]
+    new = [token for token in ends if token not in known]
+    if new:
         file = folder / GENERATION_CONFIG_NAME
         values = json.loads(file.read_text()) if file.is_file() else {}
-        file.write_text(json.dumps(values | {"eos_token_id": ends}, indent=2))
-        shown = ", ".join(tokenizer.convert_ids_to_tokens(new))
+        values["eos_token_id"] = ends
+        file.write_text(json.dumps(values, indent=2))
+        tokens = ", ".join(tokenizer.convert_ids_to_tokens(new))
         notes.append(
-            f"answers end with {shown}, at which the base does not stop: {GENERATION_CONFIG_NAME} of the saved model "
-            f"has eos_token_id={ends}, and had {own}."
+            f"answers end with {tokens}, at which the base does not stop: {GENERATION_CONFIG_NAME} of the saved model "
+            f"has eos_token_id={ends}, and had {before}."
         )
     return notes
 
@@ -92,23 +96,29 @@ def _merged(module: nn.Module, plain: nn.Module, prefix: str, dtype: torch.dtype
     if isinstance(module, ModulesToSaveWrapper):
         return _merged(module.modules_to_save[module.active_adapters[0]], plain, prefix, dtype)
     if isinstance(module, ParamWrapper):  # around experts in one tensor, one for each of their tensors
-        found = _merged(module.base_layer, plain, prefix, dtype)
-        name, delta = prefix + module.parameter_name, module.get_delta_weight(module.active_adapters[0])
-        return found | {name: (found[name].float() + delta.float().cpu()).to(found[name].dtype)}
-    layer = module.get_base_layer() if isinstance(module, LoraLayer) else module
-    own = dict(layer.named_parameters(recurse=False)) | dict(layer.named_buffers(recurse=False))
-    found = {prefix + name: tensor.detach().cpu() for name, tensor in own.items()}
-    if quantized.is_quantised(layer) or isinstance(module, LoraLayer):
+        tensors = _merged(module.base_layer, plain, prefix, dtype)
+        name = prefix + module.parameter_name
+        delta = module.get_delta_weight(module.active_adapters[0])
+        tensors[name] = (tensors[name].float() + delta.float().cpu()).to(tensors[name].dtype)
+        return tensors
+    has_adapter = isinstance(module, LoraLayer)
+    layer = module.get_base_layer() if has_adapter else module
+    tensors = {}
+    for name, weight in layer.named_parameters(recurse=False):
+        tensors[prefix + name] = weight.detach().cpu()
+    for name, buffer in layer.named_buffers(recurse=False):
+        tensors[prefix + name] = buffer.detach().cpu()
+    if has_adapter or quantized.is_quantised(layer):
         weight = quantized.dequantised(layer, dtype)
-        if isinstance(module, LoraLayer):
+        if has_adapter:
             weight = _with_adapter(module, weight)
         if isinstance(plain, Conv1D) and not isinstance(layer, Conv1D):
             weight = weight.T.contiguous()
-        found[f"{prefix}weight"] = weight.cpu()
-        return found
+        tensors[f"{prefix}weight"] = weight.cpu()
+        return tensors
     for name, child in layer.named_children():
-        found |= _merged(child, getattr(plain, name), f"{prefix}{name}.", dtype)
-    return found
+        tensors |= _merged(child, getattr(plain, name), f"{prefix}{name}.", dtype)
+    return tensors
 
 
 def _with_adapter(layer: Any, weight: torch.Tensor) -> torch.Tensor:

@@ -27,16 +27,7 @@ def checkpoint_for(
     checkpoint, reason, changed = None, "", []
     if collectives.rank_index() == 0:
         assert folder is not None, "rank 0 makes the folder"
-        paths = checkpoint_files.found(folder) if cfg.resume == resume.LATEST else resume.candidates(cfg.resume)
-        for path in paths:
-            try:
-                checkpoint = _of_this_training(cfg, checkpoint_files.verify(path))
-                break
-            except BrokenCheckpoint as broken:
-                reason = reason or printable(str(broken))
-                warn(printable(f"checkpoint {path.name} is skipped: {broken}."))
-        if checkpoint is None and paths and cfg.resume == resume.LATEST:
-            warn(f"resume={resume.LATEST}: none of the checkpoints can be used, so the training begins at step 0.")
+        checkpoint, reason = _newest_whole(cfg, folder, warn)
         if checkpoint is not None:
             changed = _changed(cfg, checkpoint, fingerprints, warn)
     checkpoint, reason, changed = collectives.all_gather((checkpoint, reason, changed))[0]
@@ -52,25 +43,53 @@ def checkpoint_for(
     return checkpoint
 
 
+def _newest_whole(cfg: Config, folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint | None, str]:
+    """(the checkpoint, or None; why the newest one was skipped, or nothing)."""
+    is_latest = cfg.resume == resume.LATEST
+    if is_latest:
+        paths = checkpoint_files.found(folder)
+    else:
+        paths = resume.candidates(str(cfg.resume))
+    reason = ""
+    for path in paths:
+        try:
+            checkpoint = checkpoint_files.verify(path)
+            _check_training(cfg, checkpoint)
+        except BrokenCheckpoint as broken:
+            if not reason:
+                reason = printable(str(broken))
+            warn(printable(f"checkpoint {path.name} is skipped: {broken}."))
+        else:
+            return checkpoint, reason
+    if paths and is_latest:
+        warn(f"resume={resume.LATEST}: none of the checkpoints can be used, so the training begins at step 0.")
+    return None, reason
+
+
+def _check_training(cfg: Config, checkpoint: Checkpoint) -> None:
+    """Raises BrokenCheckpoint if another training saved the checkpoint; the parent looks at the newest alone."""
+    try:
+        saved = checkpoint.values["config"]
+        differences = resume.differences(config.to_dict(cfg), saved, any_length=cfg.resume != resume.LATEST)
+    except (KeyError, TypeError):
+        differences = ["its configuration is not complete"]
+    if differences:
+        raise BrokenCheckpoint(f"it was saved by another training: {', '.join(differences)}")
+
+
 def _changed(
     cfg: Config, checkpoint: Checkpoint, fingerprints: Mapping[str, str], warn: Callable[[str], None]
 ) -> list[str]:
     """What differs from what the checkpoint was trained on and is not allowed to: names of `resume.FINGERPRINTS`."""
-    theirs = checkpoint.values["fingerprints"]
-    others = [name for name in resume.FINGERPRINTS if fingerprints.get(name, theirs.get(name)) != theirs.get(name)]
-    allowed = [name for name in others if name in (cfg.resume_allow or [])]
+    saved = checkpoint.values["fingerprints"]
+    allowed, changed = [], []
+    for name in resume.FINGERPRINTS:
+        if name not in fingerprints or fingerprints[name] == saved.get(name):
+            continue
+        if name in (cfg.resume_allow or []):
+            allowed.append(name)
+        else:
+            changed.append(name)
     if allowed:
         warn(f"resume_allow: {checkpoint.folder.name} was trained on another {', '.join(allowed)}.")
-    return [name for name in others if name not in allowed]
-
-
-def _of_this_training(cfg: Config, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint. Raises BrokenCheckpoint if another training saved it; the parent looks at the newest alone."""
-    try:
-        theirs = checkpoint.values["config"]
-        others = resume.differences(config.to_dict(cfg), theirs, any_length=cfg.resume != resume.LATEST)
-    except (KeyError, TypeError):
-        others = ["its configuration is not complete"]
-    if others:
-        raise BrokenCheckpoint(f"it was saved by another training: {', '.join(others)}")
-    return checkpoint
+    return changed

@@ -35,36 +35,31 @@ def check(
     tokens whose logits are compared; None: this rank's model has not its whole weights. rounded: its arithmetic is not
     in fp32. Raises SavedWrong, which names the first difference.
     """
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     free = host.free_memory_bytes()
-    if free is not None and ROOM * sum(path.stat().st_size for path in folder.glob("*.safetensors")) > free:
+    if free is not None and ROOM * size > free:
         return NO_MEMORY
     opened = _opened(functools.partial(AUTO_CLASSES[task].from_pretrained, folder, dtype="auto"))
     if opened is None:
         return NO_MEMORY
     opened.eval()
-    found = opened.state_dict()
-    for name in sorted(weights.keys() | found.keys()):
-        if name not in weights or name not in found or not _same(weights[name], found[name]):
+    saved = opened.state_dict()
+    for name in sorted(weights.keys() | saved.keys()):
+        if name not in weights or name not in saved or not _same(weights[name], saved[name]):
             raise SavedWrong(f"the saved model has another {name} than the trained one")
-    if ids is None or getattr(model.config, "attention_type", None) == "block_sparse":  # BigBird's: set by lengths
+    if ids is None:
+        return None
+    if getattr(model.config, "attention_type", None) == "block_sparse":  # BigBird's kind depends on the lengths
         return None
     return _compare(lambda: _logits(model, ids), lambda: _logits(opened, ids), rounded)
 
 
 def check_adapter(folder: Path, model: Any, ids: torch.Tensor, rounded: bool) -> str | None:
     """Compare an adapter in a folder with that of a PeftModel. The arguments are those of `check`."""
-    before, base = model.active_adapter, unwrap.base_model(model)
-    classifies = model.peft_config[before].task_type == "SEQ_CLS"
-    # What is trained whole, and all of a new head: a copy of the same frozen weights would have the same logits.
-    needed = {
-        name.replace(f".modules_to_save.{before}", "")
-        for name, weight in base.named_parameters()
-        if (weight.requires_grad or classifies and head.is_part(base, name))
-        and "lora_" not in name
-        and ".original_module." not in name
-    }
-    if lost := sorted(needed - trained.adapter_weights(folder)):
-        raise SavedWrong(f"the saved adapter lacks {', '.join(lost)}")
+    before = model.active_adapter
+    lacking = sorted(_whole_weights(model) - trained.adapter_weights(folder))
+    if lacking:
+        raise SavedWrong(f"the saved adapter lacks {', '.join(lacking)}")
 
     def logits(name: str) -> torch.Tensor:
         model.set_adapter(name)
@@ -80,6 +75,22 @@ def check_adapter(folder: Path, model: Any, ids: torch.Tensor, rounded: bool) ->
             model.delete_adapter(OPENED)
 
 
+def _whole_weights(model: Any) -> set[str]:
+    """The names of the weights that an adapter's file has whole: those that are trained whole, and all of a new head.
+
+    Comparing logits would not show that they lack: a copy of the same frozen weights has the same ones.
+    """
+    adapter = model.active_adapter
+    base = unwrap.base_model(model)
+    classifies = model.peft_config[adapter].task_type == "SEQ_CLS"
+    names = set()
+    for name, weight in base.named_parameters():
+        is_needed = weight.requires_grad or (classifies and head.is_part(base, name))
+        if is_needed and "lora_" not in name and ".original_module." not in name:
+            names.add(name.replace(f".modules_to_save.{adapter}", ""))
+    return names
+
+
 def _opened(load: Callable[[], Any]) -> Any:
     """What `load` returns; None without memory. Raises SavedWrong for whatever else goes wrong."""
     try:
@@ -91,17 +102,22 @@ def _opened(load: Callable[[], Any]) -> Any:
 
 
 def _compare(trained: Logits, opened: Logits, rounded: bool) -> str | None:
-    """Raises SavedWrong for logits that differ by more than rounding. Those of a model that diverged are no numbers.
+    """Compare the logits of the trained and of the opened model. Those of a model that diverged are no numbers.
 
     Returns a warning where a model does not run here: the training is complete, and its weights are what was saved.
+    Raises SavedWrong for logits that differ by more than rounding.
     """
+    tolerance = ROUNDED_TOLERANCE if rounded else TOLERANCE
     try:
-        ours, theirs = trained(), opened()
-        spread = (ours.std() if ours.numel() > 1 else ours.abs().mean()).clamp_min(1e-6)  # a regression has one logit
-        difference = float((ours - theirs).abs().mean() / spread)
-        if not ours.isfinite().all() or difference < (ROUNDED_TOLERANCE if rounded else TOLERANCE):
+        expected = trained()
+        if expected.numel() > 1:
+            spread = expected.std().clamp_min(1e-6)
+        else:  # a regression has one logit
+            spread = expected.abs().mean().clamp_min(1e-6)
+        difference = float((expected - opened()).abs().mean() / spread)
+        if not expected.isfinite().all() or difference < tolerance:
             return None
-        noise = float((ours - trained()).abs().mean() / spread)  # of a model that draws random numbers
+        noise = float((expected - trained()).abs().mean() / spread)  # of a model that draws random numbers
     except Exception as error:  # a kernel that only a GPU has, no memory
         return f"the logits of the saved model were not compared ({type(error).__name__}: {error})."
     if not difference < 2 * noise:
@@ -114,7 +130,11 @@ def _same(trained: torch.Tensor, opened: torch.Tensor) -> bool:
     trained = trained.detach().to("cpu", opened.dtype)
     if trained.shape != opened.shape:
         return False
-    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (trained, opened)))
+    return torch.equal(_bytes(trained), _bytes(opened))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 @torch.no_grad()
@@ -125,6 +145,7 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     try:
         with torch.compiler.set_stance("force_eager"):
             output = model(input_ids=ids[-MOST_TOKENS:][None].to(model.device))
-            return (output.start_logits if "start_logits" in output else output.logits).float().cpu()
+        logits = output.start_logits if "start_logits" in output else output.logits
+        return logits.float().cpu()
     finally:
         model.train(training)

@@ -11,6 +11,7 @@ import torch
 from legroom.errors import Refusal
 
 PARAMETERS = "parameters"  # the names of a group's parameters, in a checkpoint
+NOT_OF_THIS_MODEL = "the parameter groups of the checkpoint are not of this model: it is of another training."
 
 
 def plain(value: Any) -> Any:
@@ -18,8 +19,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.item()
     if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list) else value
+        return {key: plain(element) for key, element in value.items()}
+    if isinstance(value, list):
+        return [plain(element) for element in value]
+    return value
 
 
 def check_dtype(name: str, saved: torch.dtype, ours: torch.dtype) -> None:
@@ -35,22 +38,27 @@ def group_indices(groups: list[list[str]], saved_groups: list[dict], ours: set[s
     optimizer of a model that tensor parallelism split in part has the split parameters in groups of their own. Raises
     Refusal if a group's parameters were not in one group, or were in several.
     """
-    named = [saved.get(PARAMETERS) for saved in saved_groups]
-    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in named):
-        raise Refusal("a parameter group of the checkpoint does not name its parameters: it is damaged.")
-    index = {name: i for i, names in enumerate(named) for name in names or []}
-    if sum(len(names or []) for names in named) != len(index) or index.keys() != ours:
-        raise Refusal("the parameter groups of the checkpoint are not of this model: it is of another training.")
+    index: dict[str, int] = {}  # name of a parameter -> its saved group
+    for i, saved in enumerate(saved_groups):
+        names = saved.get(PARAMETERS)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise Refusal("a parameter group of the checkpoint does not name its parameters: it is damaged.")
+        for name in names:
+            if name in index or name not in ours:
+                raise Refusal(NOT_OF_THIS_MODEL)
+            index[name] = i
+    if index.keys() != ours:
+        raise Refusal(NOT_OF_THIS_MODEL)
     settings = [{key: value for key, value in saved.items() if key != PARAMETERS} for saved in saved_groups]
-    result = []
+    origins = []
     for names in groups:
-        found = sorted({index[name] for name in names})
-        if not found or any(settings[i] != settings[found[0]] for i in found):
+        indices = sorted({index[name] for name in names})
+        if not indices or any(settings[i] != settings[indices[0]] for i in indices):
             raise Refusal(
                 "the optimizer's parameter groups are not those of the checkpoint: it is of another training."
             )
-        result.append(found[0])
-    return result
+        origins.append(indices[0])
+    return origins
 
 
 def restore_group(group: dict[str, Any], saved: dict[str, Any]) -> None:
@@ -61,11 +69,13 @@ def restore_group(group: dict[str, Any], saved: dict[str, Any]) -> None:
         if key == "params":
             raise Refusal("the checkpoint's optimizer has a setting with the name of the parameters: it is damaged.")
         ours = group.get(key)  # None also for what an optimizer adds in its first step
-        check_like(value, ours.item() if isinstance(ours, torch.Tensor) else ours, f"the optimizer's {key}")
+        check_like(value, plain(ours), f"the optimizer's {key}")
         if isinstance(ours, torch.Tensor):  # a compiled optimizer
             ours.fill_(value)
-        else:  # JSON has no tuples
-            group[key] = tuple(value) if isinstance(value, list) else value
+        elif isinstance(value, list):  # JSON has no tuples
+            group[key] = tuple(value)
+        else:
+            group[key] = value
 
 
 def check_state_dtype(name: str, dtype: torch.dtype) -> None:
@@ -77,16 +87,16 @@ def check_state_dtype(name: str, dtype: torch.dtype) -> None:
 def check_states(states: dict[str, dict], names: set[str]) -> None:
     """What optimizer states have besides tensors: plain values, of our parameters. Raises Refusal."""
     for name, state in states.items():
-        plain = (value for value in state.values() if not isinstance(value, bool | int | float | str | None))
-        if name not in names or any(True for _ in plain):
+        is_plain = all(isinstance(value, bool | int | float | str | None) for value in state.values())
+        if name not in names or not is_plain:
             raise Refusal(f"the optimizer's state of {name!r:.60} in the checkpoint is not of this model.")
 
 
 def known(saved: dict[str, Any], ours: dict[str, Any], what: str) -> dict[str, Any]:
-    """The saved values of what we have a value of, too: other versions of a library have others. Raises Refusal."""
-    found = {key: value for key, value in saved.items() if key in ours}
-    check_like(found, {key: ours[key] for key in found}, what)
-    return found
+    """The saved values whose keys are in `ours`, too: other versions of a library have others. Raises Refusal."""
+    values = {key: value for key, value in saved.items() if key in ours}
+    check_like(values, {key: ours[key] for key in values}, what)
+    return values
 
 
 def check_like(saved: Any, ours: Any, what: str) -> None:
@@ -94,17 +104,7 @@ def check_like(saved: Any, ours: Any, what: str) -> None:
 
     Any number may stand for another, and anything plain for null.
     """
-    if isinstance(ours, dict):
-        alike = isinstance(saved, dict) and saved.keys() == ours.keys()
-    elif isinstance(ours, list | tuple):
-        alike = isinstance(saved, list) and len(saved) == len(ours)
-    elif ours is None:
-        alike = isinstance(saved, bool | int | float | str | None)
-    elif isinstance(ours, int | float) and not isinstance(ours, bool):
-        alike = isinstance(saved, int | float) and not isinstance(saved, bool)
-    else:
-        alike = type(saved) is type(ours)
-    if not alike:
+    if not _has_form(saved, ours):
         raise Refusal(f"{what} in the checkpoint does not have the form of this training's: it is of another training.")
     if isinstance(ours, dict):
         for key, value in ours.items():
@@ -112,3 +112,16 @@ def check_like(saved: Any, ours: Any, what: str) -> None:
     elif isinstance(ours, list | tuple):
         for one, other in zip(cast(list, saved), ours, strict=True):
             check_like(one, other, what)
+
+
+def _has_form(saved: Any, ours: Any) -> bool:
+    """Whether a value has the type of ours, and as many elements, or the same keys."""
+    if isinstance(ours, dict):
+        return isinstance(saved, dict) and saved.keys() == ours.keys()
+    if isinstance(ours, list | tuple):
+        return isinstance(saved, list) and len(saved) == len(ours)
+    if ours is None:
+        return isinstance(saved, bool | int | float | str | None)
+    if isinstance(ours, int | float) and not isinstance(ours, bool):
+        return isinstance(saved, int | float) and not isinstance(saved, bool)
+    return type(saved) is type(ours)

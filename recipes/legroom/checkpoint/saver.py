@@ -47,15 +47,21 @@ class Saver:
         start: Checkpoint | None,
         fingerprints: Mapping[str, str],
     ):
-        self.cfg, self.step_log, self.folder, self.progress, self.stop = cfg, step_log, folder, progress, stop
-        self.start, self.fingerprints = start, fingerprints
+        self.cfg = cfg
+        self.step_log = step_log
+        self.folder = folder
+        self.progress = progress
+        self.stop = stop
+        self.start = start
+        self.fingerprints = fingerprints
         self.seconds = 0.0  # spent on saving
         self.stopped = False  # by a signal, before the last step
         self.left_out = False  # a checkpoint, since weights are not numbers
-        own = start is not None and folder is not None and start.folder.parent.parent == folder
-        self.saved_step = start.step if start is not None and own else None  # of the newest checkpoint in the folder
+        self.saved_step: int | None = None  # of the newest checkpoint in the folder
+        if start is not None and start.folder.parent.parent == folder:
+            self.saved_step = start.step
         self.divergence: DivergenceWatch | None = None  # from `begin` on
-        # waits for the answers to the question that runs now: whether to stop, and whether a loss is no number
+        # Waits for the answers to the question that runs now: whether to stop, and whether a loss is no number.
         self._asked: Callable[[], list[bool]] | None = None
         self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.kind != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
@@ -70,7 +76,9 @@ class Saver:
         if self.start is not None:
             state.restore(loop, self.start)
         self.divergence = DivergenceWatch(self.cfg, self.step_log, loop, self.progress)
-        return self.start.step if self.start is not None else 0
+        if self.start is None:
+            return 0
+        return self.start.step
 
     def after_step(self, step: int) -> bool:
         """Saves if a checkpoint is due after this step. Returns whether the training stops here.
@@ -106,27 +114,35 @@ class Saver:
         suspects = self.divergence is not None and self.divergence.suspects()
         if not collectives.is_distributed():
             return self.stop.asked(), suspects
-        listens, looks = self.cfg.save.on_signal, self.divergence is not None and self.divergence.stops
-        if not listens and not looks:
+        listens = self.cfg.save.on_signal
+        watches = self.divergence is not None and self.divergence.stops
+        if not listens and not watches:
             return False, False
-        stop, suspects_before = self._asked() if self._asked is not None else (False, False)
-        self._asked = None if stop else collectives.any_rank(listens and self.stop.asked(), suspects)
-        return stop, suspects_before
+        stop_before, suspects_before = False, False
+        if self._asked is not None:
+            stop_before, suspects_before = self._asked()
+        if stop_before:
+            self._asked = None
+        else:
+            self._asked = collectives.any_rank(listens and self.stop.asked(), suspects)
+        return stop_before, suspects_before
 
     def stop_if_asked(self) -> None:
         """Between two parts of what follows the training: raises StopNow on all ranks if a signal has reached any.
 
         A single process needs no such point: there a signal raises StopNow itself.
         """
-        if collectives.is_distributed() and self._ask_all_ranks()[0]:
-            raise StopNow
+        if collectives.is_distributed():
+            stop, _ = self._ask_all_ranks()
+            if stop:
+                raise StopNow
 
     def before_final_phase(self, step: int, evaluates: bool) -> None:
-        """Writes a checkpoint after the last step where the model is to be saved, or checkpoints are and an evaluation
-        follows, so that nothing that happens there costs the training. Every rank calls this.
+        """Writes a checkpoint after the last step, so that nothing that happens later costs the training.
 
-        It is left out, with a warning, where it cannot be saved, or where nobody asked for checkpoints and there is no
-        room for it: the model is still to be saved.
+        That is done where the model is to be saved, or checkpoints are and an evaluation follows. It is left out, with
+        a warning, where it cannot be saved, or where nobody asked for checkpoints and there is no room for it: the
+        model is still to be saved. Every rank calls this.
         """
         due = self.cfg.save.final or (evaluates and (self.cfg.save.every_steps or self.cfg.eval.precision))
         if not due or not self.possible or step == self.saved_step:
@@ -145,8 +161,10 @@ class Saver:
 
     def discard_unasked(self, step: int) -> None:
         """Removes what `before_final_phase` saved for a run that is complete and was to save the model alone."""
-        unasked = not self.cfg.save.every_steps and self.start is None and self.saved_step == step
-        if unasked and self.folder is not None and collectives.rank_index() == 0:
+        asked = self.cfg.save.every_steps or self.start is not None
+        if asked or self.saved_step != step or self.folder is None:
+            return
+        if collectives.rank_index() == 0:
             checkpoint_files.discard_all(self.folder)
 
     def save(self, step: int, only_with_room: bool = False) -> None:
@@ -165,41 +183,65 @@ class Saver:
             return
         phase = self.progress.phase
         self.progress.enter("save", "saving", step=step, total=self.loop.total_steps)
-        rank = collectives.rank_index()
         values, tensors = state.collect(self.loop)
-        if rank == 0:
-            values |= {"config": config.to_dict(self.cfg), "fingerprints": self.fingerprints}
-            values |= {"step_log": self.step_log.state()}
         assert self.folder is not None, "checked in __init__, and by callers in `possible`"
-        if only_with_room and (lacking := _without_room(self.folder, tensors)):
-            self.progress.warn(f"no checkpoint was saved before the model: {lacking} has no room for it.")
+        without_room = None
+        if only_with_room:
+            without_room = _without_room(self.folder, tensors)
+        if without_room is not None:
+            self.progress.warn(f"no checkpoint was saved before the model: {without_room} has no room for it.")
         else:
-            ranks, keep = collectives.world_size(), self.cfg.save.keep
-            for pieces in tensors.values():
-                for name in pieces:
-                    pieces[name] = pieces[name].to("cpu", copy=True).contiguous()
-            checkpoint_files.write(self.folder, step, values, tensors, keep, rank, ranks, collectives.barrier)
+            self._write(self.folder, step, values, tensors)
             self.saved_step = step
         self.progress.enter(phase, "training", step=step, total=self.loop.total_steps)
         self.seconds += time.perf_counter() - began
         self.step_log.restart_step_timer()
 
+    def _write(self, folder: Path, step: int, values: dict[str, Any], tensors: dict[str, dict]) -> None:
+        """Writes what `state.collect` has returned."""
+        rank = collectives.rank_index()
+        if rank == 0:
+            values["config"] = config.to_dict(self.cfg)
+            values["fingerprints"] = self.fingerprints
+            values["step_log"] = self.step_log.state()
+        for pieces in tensors.values():
+            for name in pieces:
+                pieces[name] = pieces[name].to("cpu", copy=True).contiguous()
+        ranks = collectives.world_size()
+        checkpoint_files.write(folder, step, values, tensors, self.cfg.save.keep, rank, ranks, collectives.barrier)
+
 
 def _without_room(folder: Path, tensors: dict[str, dict]) -> str | None:
-    """What has no room: a disk, for a checkpoint of all ranks and the model after it, or a host, for copies of all
-    shards. The same on every rank."""
-    sizes = {kind: sum(piece.nbytes for piece in pieces.values()) for kind, pieces in tensors.items()}
-    all_sizes = collectives.all_gather((sum(sizes.values()), sizes["weights"]))
-    copies, weights = map(sum, zip(*all_sizes))
+    """What has no room, the same on every rank; None where there is room for everything.
+
+    The disk needs it for a checkpoint of all ranks and the model after it, a host for copies of all shards.
+    """
+    weights = sum(piece.nbytes for piece in tensors["weights"].values())
+    optimizer = sum(piece.nbytes for piece in tensors["optimizer"].values())
+    all_weights, all_optimizer = 0, 0
+    for rank_weights, rank_optimizer in collectives.all_gather((weights, optimizer)):
+        all_weights += rank_weights
+        all_optimizer += rank_optimizer
+    checkpoint = all_weights + all_optimizer
     free = host.free_memory_bytes()
-    lacking = "the disk" if shutil.disk_usage(folder).free < copies + weights else None
-    lacking = "the host's memory" if free is not None and free < copies else lacking
-    return next(filter(None, collectives.all_gather(lacking)), None)
+    lacking = None
+    if free is not None and free < checkpoint:
+        lacking = "the host's memory"
+    elif shutil.disk_usage(folder).free < checkpoint + all_weights:
+        lacking = "the disk"
+    for lacking_there in collectives.all_gather(lacking):
+        if lacking_there is not None:
+            return lacking_there
+    return None
+
+
+# --- the trained model ---------------------------------------------------------------------------
 
 
 def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Callable[[str], None]) -> None:
-    """Writes the weights (safetensors), the configuration and the tokenizer to <folder>/model; of a model with an
-    adapter, the adapter alone, or with save.merge the whole model with the adapter added. Every rank calls this.
+    """Writes the weights (safetensors), the configuration and the tokenizer to <folder>/model. Every rank calls this.
+
+    Of a model with an adapter the adapter alone is written, or with save.merge the whole model with the adapter added.
 
     Sharded weights are gathered on the CPU of rank 0, which writes, opens what it has written and compares it with the
     trained model; then the folder gets its name, so that it is complete or not there. loop: a `Loop` of either recipe.
@@ -211,68 +253,100 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
         weights = _gathered_weights(loop, model)
         if collectives.rank_index() == 0:
             assert folder is not None, "rank 0 makes the folder"
-            target, unfinished = folder / run_folder.MODEL_FOLDER, folder / checkpoint_files.UNFINISHED_MODEL
-            shutil.rmtree(unfinished, ignore_errors=True)
             model.config.use_cache = True  # off in training; generation with the saved model needs it
-            try:
-                if data.tokenizer is not None:  # first, so that a model that is moved aside has it, too
-                    data.tokenizer.save_pretrained(unfinished)
-                _write_model(cfg, model, unfinished, weights, data, warn)
-                checkpoint_files.put_in_place(unfinished, target)
-            except reopened.SavedWrong as error:
-                aside = target.with_name(run_folder.DIFFERENT_MODEL_FOLDER)
-                # where there is no checkpoint, it is all that is left of the training
-                checkpoint_files.put_in_place(unfinished, aside)
-                other = " Type save.merge=false resume=latest for the adapter alone." * cfg.save.merge
-                raise reopened.SavedWrong(f"{error}: it is in {aside.name} instead of {target.name}.{other}") from error
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)  # of a disk that is full
+            _write_folder(cfg, model, folder, weights, data, warn)
             model.config.use_cache = False
         collectives.barrier()
 
 
+def _write_folder(
+    cfg: Config, model: Any, folder: Path, gathered: dict[str, Any] | None, data: Data, warn: Callable[[str], None]
+) -> None:
+    """Write the model and its tokenizer under another name, compare, and give the folder its name.
+
+    folder: the run's. gathered: from `_gathered_weights`. Raises SavedWrong; the model is moved aside then.
+    """
+    target = folder / run_folder.MODEL_FOLDER
+    unfinished = folder / checkpoint_files.UNFINISHED_MODEL
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        if data.tokenizer is not None:  # first, so that a model that is moved aside has it, too
+            data.tokenizer.save_pretrained(unfinished)
+        _write_model(cfg, model, unfinished, gathered, data, warn)
+        checkpoint_files.put_in_place(unfinished, target)
+    except reopened.SavedWrong as error:
+        # Where there is no checkpoint, it is all that is left of the training.
+        aside = target.with_name(run_folder.DIFFERENT_MODEL_FOLDER)
+        checkpoint_files.put_in_place(unfinished, aside)
+        message = f"{error}: it is in {aside.name} instead of {target.name}."
+        if cfg.save.merge:
+            message += " Type save.merge=false resume=latest for the adapter alone."
+        raise reopened.SavedWrong(message) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a disk that is full
+
+
 def write_card(record: Record, folder: Path | None, data: Data, warn: Callable[[str], None]) -> None:
     """Writes the card of the model that `save_final` has left in the run's folder, if it has: rank 0 alone."""
-    target = folder / run_folder.MODEL_FOLDER if folder is not None else None
-    if collectives.rank_index() == 0 and target is not None and record.config["save"]["final"] and target.is_dir():
-        try:
-            model_card.write(record, target, len(data.train))
-        except OSError as error:
-            warn(f"the saved model has no card ({model_card.FILE_NAME}): {error.strerror}.")
+    if collectives.rank_index() != 0 or folder is None or not record.config["save"]["final"]:
+        return
+    target = folder / run_folder.MODEL_FOLDER
+    if not target.is_dir():
+        return
+    try:
+        model_card.write(record, target, len(data.train))
+    except OSError as error:
+        warn(f"the saved model has no card ({model_card.FILE_NAME}): {error.strerror}.")
 
 
 def _write_model(
     cfg: Config, model: Any, target: Path, gathered: dict[str, Any] | None, data: Data, warn: Callable[[str], None]
 ) -> None:
     """Write the model, or its adapter, and compare what was written with what was trained."""
+    base = unwrap.base_model(model)
+    rounded = cfg.precision.kind != "fp32" or cfg.adapter.bits is not None
+    has_whole_weights = gathered is None
     ids = data.train[0]["input_ids"]
-    rounded, eight = cfg.precision.kind != "fp32" or cfg.adapter.bits is not None, cfg.precision.kind == "fp8"
-    if unwrap.base_model(model) is not model and not cfg.save.merge:
+    warning = None
+    if base is not model and not cfg.save.merge:
         merged.save_adapter(model, target, gathered)
         if data.task in OF_ROWS:  # an adapter has neither the number of labels nor their names
-            quantized.wide_configuration(unwrap.base_model(model).config).save_pretrained(target)
-        warning = reopened.check_adapter(target, model, ids, rounded) if gathered is None else None
+            quantized.wide_configuration(base.config).save_pretrained(target)
+        if has_whole_weights:
+            warning = reopened.check_adapter(target, model, ids, rounded)
     else:
-        size = cfg.save.max_shard_gb
-        shards = {} if size is None else {"max_shard_size": int(size * 1e9)}
-        if cfg.save.merge:
-            weights = merged.save(model, target, getattr(torch, cfg.precision.compute_dtype), **shards)
-        else:
-            weights = gathered or model.state_dict()
-            # Gathering has made separate tensors of tied weights.
-            tied = transformers_models_private.tied_weights(model) if gathered else {}
-            own = {name: weights[name] for name in weights if name not in tied}
-            model.save_pretrained(target, state_dict=own, **shards)
-        warning = reopened.check(target, model, weights, data.task, None if gathered or eight else ids, rounded)
-    of_talks = has_conversations(cfg)
-    notes = merged.save_end_tokens(target, unwrap.base_model(model), data.tokenizer) if of_talks else []
-    for line in [*notes, *filter(None, [warning])]:
-        warn(line)
+        weights = _write_whole_model(cfg, model, target, gathered)
+        if not has_whole_weights or cfg.precision.kind == "fp8":
+            ids = None
+        warning = reopened.check(target, model, weights, data.task, ids, rounded)
+    if has_conversations(cfg):
+        for line in merged.save_end_tokens(target, base, data.tokenizer):
+            warn(line)
+    if warning:
+        warn(warning)
+
+
+def _write_whole_model(cfg: Config, model: Any, target: Path, gathered: dict[str, Any] | None) -> dict[str, Any]:
+    """Write a model with all its weights, and an adapter's added. Returns the weights."""
+    options = {}
+    if cfg.save.max_shard_gb is not None:
+        options["max_shard_size"] = int(cfg.save.max_shard_gb * 1e9)
+    if cfg.save.merge:
+        return merged.save(model, target, getattr(torch, cfg.precision.compute_dtype), **options)
+    weights = gathered or model.state_dict()
+    tied = {}
+    if gathered:  # which has made separate tensors of tied weights
+        tied = transformers_models_private.tied_weights(model)
+    without_tied = {name: weight for name, weight in weights.items() if name not in tied}
+    model.save_pretrained(target, state_dict=without_tied, **options)
+    return weights
 
 
 def _gathered_weights(loop: Any, model: Any) -> dict[str, Any] | None:
-    """The whole state dictionary of a sharded model on the CPU of rank 0, of one with an adapter what is trained; None
-    for a model that is not sharded."""
+    """The whole state dictionary of a sharded model on the CPU of rank 0, of one with an adapter what is trained.
+
+    None for a model that is not sharded.
+    """
     split = pipeline.of(loop.bare_model)
     if split is not None:
         return split.gathered()

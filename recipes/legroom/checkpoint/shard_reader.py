@@ -1,6 +1,7 @@
 """Reads tensors of a checkpoint from the shards that its ranks saved, also for another number of ranks."""
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,9 @@ class Shard(NamedTuple):
         """(offset, end) of what this shard has of a box; None where it has nothing of it."""
         low = [max(wanted, saved) for wanted, saved in zip(offset, self.offset)]
         high = [min(wanted, saved) for wanted, saved in zip(end, self.end)]
-        return None if any(begin >= stop for begin, stop in zip(low, high)) else (low, high)
+        if any(begin >= stop for begin, stop in zip(low, high)):
+            return None
+        return low, high
 
 
 class ShardReader:
@@ -51,12 +54,15 @@ class ShardReader:
     def _add(self, file: Any, boxes: dict[str, dict]) -> None:
         """Add the shards in a file. boxes: where they are in the whole tensors."""
         for name in file.keys():  # noqa: SIM118 (a file, not a dictionary)
-            sizes, box = file.get_slice(name).get_shape(), boxes.get(name, {"shape": [], "offset": []})
+            sizes = file.get_slice(name).get_shape()
+            box = boxes.get(name, {"shape": [], "offset": []})
             shape, offset = box["shape"], box["offset"]
             end = [begin + size for begin, size in zip(offset, sizes)]
             shards = self._shards.setdefault(name, [])
             fits = len(sizes) == len(shape) and all(stop <= size for stop, size in zip(end, shape))
-            if not fits or (shards and shards[0].shape != shape):
+            if shards and shards[0].shape != shape:
+                fits = False
+            if not fits:
                 raise Refusal(f"the shards of {name} in the checkpoint do not fit together: it is damaged.")
             if all(offset != other.offset for other in shards):  # replicas save the same shard
                 shards.append(Shard(file, offset, end, shape))
@@ -82,21 +88,32 @@ class ShardReader:
                 "another mode. Resume it in the mode in which it was written."
             )
         end = [begin + length for begin, length in zip(offset, size)]
-        parts = [(shard, found) for shard in shards if (found := shard.overlap(offset, end))]
-        wanted = torch.Size(size).numel()
-        filled = sum(torch.Size([stop - begin for begin, stop in zip(*found)]).numel() for _, found in parts)
+        overlaps = []
+        filled = 0
+        for shard in shards:
+            overlap = shard.overlap(offset, end)
+            if overlap is not None:
+                overlaps.append((shard, *overlap))
+                filled += math.prod(stop - begin for begin, stop in zip(*overlap))
+        wanted = math.prod(size)
         if filled != wanted:  # before anything is allocated: a shape may be anything
             raise Refusal(f"the checkpoint has {filled} of {wanted} numbers of {name}: the shard of a rank is missing.")
         result = None
-        for shard, (low, high) in parts:
+        for shard, low, high in overlaps:
             if low == shard.offset and high == shard.end:
                 part = shard.file.get_tensor(name)
             else:
-                slices = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, shard.offset))
-                part = shard.file.get_slice(name)[slices]
+                part = shard.file.get_slice(name)[_slices(low, high, shard.offset)]
             if result is None:
                 result = torch.empty(size, dtype=part.dtype)
             elif result.dtype != part.dtype:
                 raise Refusal(f"the shards of {name} in the checkpoint have several types: it is damaged.")
-            result[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset))] = part
-        return torch.empty(size) if result is None else result
+            result[_slices(low, high, offset)] = part
+        if result is None:  # a part without elements
+            return torch.empty(size)
+        return result
+
+
+def _slices(low: list[int], high: list[int], origin: list[int]) -> tuple[slice, ...]:
+    """The indices of a box in a tensor that begins at `origin` of the whole tensor."""
+    return tuple(slice(begin - start, stop - start) for begin, stop, start in zip(low, high, origin))

@@ -23,7 +23,9 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.to_stop = self.looks = self.at_once = False
+        self.to_stop = False
+        self.looks = False
+        self.at_once = False
         self.signal: str | None = None
 
     def look(self) -> None:
@@ -42,10 +44,14 @@ class StopRequest:
         return self.to_stop
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, handlers are installed, if in the main thread. Signals that are ignored stay ignored, and in a task
-        of submitit SIGUSR2 keeps its handler, which saves first and requeues the job."""
-        in_task = "SUBMITIT_EXECUTOR" in os.environ
-        return handled([n for n in signals.OF_CLUSTERS if not in_task or n != signal.SIGUSR2], self)
+        """Inside, handlers are installed, if in the main thread. Signals that are ignored stay ignored.
+
+        In a task of submitit SIGUSR2 keeps its handler, which saves first and requeues the job.
+        """
+        numbers = list(signals.OF_CLUSTERS)
+        if "SUBMITIT_EXECUTOR" in os.environ:
+            numbers.remove(signal.SIGUSR2)
+        return handled(numbers, self)
 
     def stop_at_once(self) -> None:
         """Call this after the last step: from now on a signal raises StopNow. Raises it if one has arrived already."""
@@ -70,15 +76,19 @@ class StopRequest:
 
     def _note(self, number: int) -> None:
         self.to_stop = True
-        self.signal = self.signal or signal.Signals(number).name
+        if self.signal is None:
+            self.signal = signal.Signals(number).name
 
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
-    """Inside, signals have this handler and are not blocked, where that is possible: in the main thread, and if they
-    are not ignored."""
-    is_main = threading.current_thread() is threading.main_thread()
-    wanted = [number for number in numbers if is_main and signal.getsignal(number) is not signal.SIG_IGN]
+    """Inside, signals have this handler and are not blocked.
+
+    Only the main thread can do that; in another one nothing changes. Signals that are ignored stay ignored.
+    """
+    wanted = []
+    if threading.current_thread() is threading.main_thread():
+        wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in wanted}
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     try:
