@@ -67,7 +67,7 @@ def answered(tmp_path):
     return answered
 
 
-def test_what_is_chosen_becomes_a_command_line_without_the_defaults(form):
+def test_choices_become_overrides(form):
     words = form.overrides(CHOSEN | {"precision": "fp16", "optim": "adamw", "gpus": 4, "mode": "ddp", "explain": True})
     assert words[:3] == ["recipe=estimate", "model=bert_tiny", "gpu=t4_16gb"]
     assert "precision=fp16" in words and not any(word.startswith("optim") for word in words)
@@ -75,7 +75,7 @@ def test_what_is_chosen_becomes_a_command_line_without_the_defaults(form):
     assert not any(word.startswith("parallelism") for word in form.overrides(CHOSEN))
 
 
-def test_all_that_the_page_offers_can_be_chosen(form):
+def test_every_choice_is_accepted(form):
     choices = form.choices()
     for menu in choices["menus"]:
         for option in menu["options"]:
@@ -116,12 +116,12 @@ def test_all_that_the_page_offers_can_be_chosen(form):
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_the_page_does_not_offer_is_refused(form, wrong, said):
+def test_other_choices_are_refused(form, wrong, said):
     with pytest.raises(Refusal, match=said):
         form.overrides(CHOSEN | wrong)
 
 
-def test_a_model_whose_configuration_is_in_the_cache_is_taken_by_its_id(form, monkeypatch):
+def test_cached_model_is_known_by_its_id(form, monkeypatch):
     monkeypatch.setattr(model_name, "_is_cached", lambda _: True)
     assert "model.pretrained=nobody/of-that-name" in form.overrides(CHOSEN | {"model": "nobody/of-that-name"})
     for text in ("../x", "a/b/c", "/etc"):
@@ -142,18 +142,18 @@ def test_a_model_whose_configuration_is_in_the_cache_is_taken_by_its_id(form, mo
         (" bert_base ", "bert_base"),
     ],
 )
-def test_a_model_is_found_by_what_people_write(form, written, option):
+def test_models_are_found_by_name(form, written, option):
     words = form.overrides(CHOSEN | {"model": written})
     assert f"model={option}" in words
     assert form.named({"model": written}, words, {"command": ""})["model"].startswith(option)
 
 
-def test_a_request_without_keys_is_refused(form):
+def test_empty_request_is_refused(form):
     with pytest.raises(Refusal, match="not an object of choices"):
         form.overrides([CHOSEN])
 
 
-def test_a_pasted_model_has_a_command_to_type(form):
+def test_command_of_a_pasted_model(form):
     assert "adapter.rank=4" in form.overrides(CHOSEN | {"adapter": "lora", "adapter.rank": 4})
     assert not any(word.startswith("adapter") for word in form.overrides(CHOSEN | {"adapter.rank": 4}))
     values = CHOSEN | PASTED | {"config": json.dumps(LLAMA)}
@@ -162,14 +162,14 @@ def test_a_pasted_model_has_a_command_to_type(form):
     assert found["command"].endswith("model.pretrained=pasted-model gpu=t4_16gb") and "pasted" in found["model"]
 
 
-def test_a_limit_of_the_memory_is_judged_by(form, answered):
+def test_memory_limit_decides_the_verdict(form, answered):
     found = answered(form.overrides(CHOSEN | {"launch.memory_limit_gib": 0.5}))
     estimate = found["record"]["estimate"]
     assert 0.5 * 2**30 < estimate["limit_bytes"] < 2**30 < estimate["capacity_bytes"]  # with the context
     assert "launch.memory_limit_gib=0.5" in found["command"]
 
 
-def test_an_answer_has_the_record_the_command_and_a_page(form, answered, tmp_path):
+def test_answer_has_record_command_and_page(form, answered, tmp_path):
     found = answered(form.overrides(CHOSEN))
     assert found["record"]["estimate"]["verdict"] == "fits" and found["record"]["memory"]["device_used_bytes"] > 0
     assert found["command"].startswith("python train.py recipe=estimate model=bert_tiny gpu=t4_16gb")
@@ -177,13 +177,13 @@ def test_an_answer_has_the_record_the_command_and_a_page(form, answered, tmp_pat
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_way_to_use_several_gpus_is_answered(form, answered, mode):
+def test_every_mode_of_several_gpus_is_estimated(form, answered, mode):
     more = {"model": "llama_tiny", "gpu": "l4_24gb", "gpus": 4, "mode": mode, "accumulation.steps": 2}
     found = answered(form.overrides(CHOSEN | more))
     assert f"parallelism={mode}" in found["command"] and found["record"]["estimate"]["verdict"] == "fits"
 
 
-def test_a_pasted_configuration_is_estimated(form, answered):
+def test_pasted_configuration_is_estimated(form, answered):
     found = answered(form.overrides(CHOSEN | PASTED | {"config": json.dumps(LLAMA)}))
     assert found["record"]["model"]["architecture"] == "LlamaForCausalLM" and found["record"]["model"]["layers"] == 2
 
@@ -200,7 +200,7 @@ def test_a_pasted_configuration_is_estimated(form, answered):
     ],
     ids=["classifier", "unknown", "nonsense", "no layers", "layers", "labels"],
 )
-def test_what_cannot_be_estimated_is_said_in_a_sentence(form, answered, wrong, said):
+def test_refusal_is_one_sentence(form, answered, wrong, said):
     found = answered(form.overrides(CHOSEN | wrong))
     reason = found.get("refused") or found["failed"]
     assert said in reason and "Traceback" not in reason and "record" not in found
@@ -249,13 +249,13 @@ def request_(server):
 
 
 @pytest.mark.parametrize("length", ["\u00b2", "9" * 5000, "-1", "1.5", ""])
-def test_a_length_that_is_no_number_is_refused(request_, length, capfd):
+def test_content_length_must_be_a_number(request_, length, capfd):
     status, text = request_("POST", "/estimate", None, Content_Type="application/json", Content_Length=length)
     assert status == 413 and "KiB" in text
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_page_its_files_and_an_estimate(request_, server):
+def test_server_answers_page_files_and_estimates(request_, server):
     for path, part in (
         ("/", "app.js"),
         ("/app.js", "Will it fit?"),
@@ -283,7 +283,7 @@ def test_no_other_file_can_be_read(request_, path):
     ],
     ids=["another name", "another page", "a form"],
 )
-def test_pages_from_elsewhere_cannot_ask(request_, server, headers, status):
+def test_requests_of_other_origins_are_refused(request_, server, headers, status):
     assert request_("POST", "/estimate", json.dumps(CHOSEN), **headers)[0] == status
     assert not server.estimates.asked
 
@@ -291,11 +291,11 @@ def test_pages_from_elsewhere_cannot_ask(request_, server, headers, status):
 @pytest.mark.parametrize(
     "name, status", [("elsewhere.example", 403), ("localhost:80", 200), ("[::1]:80", 200), ("[::1]", 200)]
 )
-def test_a_page_reads_the_app_under_the_names_of_this_machine_alone(request_, name, status):
+def test_only_loopback_names_are_answered(request_, name, status):
     assert request_("GET", "/app.css", Host=name)[0] == status
 
 
-def test_an_estimate_that_nobody_wants_any_more_has_no_answer(request_, server, monkeypatch):
+def test_unwanted_estimate_has_no_answer(request_, server, monkeypatch):
     def answer(*_):
         raise NotWanted
 
@@ -304,14 +304,14 @@ def test_an_estimate_that_nobody_wants_any_more_has_no_answer(request_, server, 
         request_("POST", "/estimate", json.dumps(CHOSEN), Content_Type="application/json")
 
 
-def test_a_request_that_is_too_long_or_no_json_is_refused(request_, server):
+def test_long_or_invalid_request_is_refused(request_, server):
     kind = {"Content_Type": "application/json"}
     assert request_("POST", "/estimate", b" " * (MOST_BYTES + 1), **kind)[0] == 413
     status, text = request_("POST", "/estimate", "{", **kind)
     assert status == 200 and "refused" in json.loads(text) and not server.estimates.asked
 
 
-def test_a_closed_tab_prints_no_traceback_and_its_estimate_is_not_wanted(server, capfd, monkeypatch):
+def test_closed_tab_ends_its_estimate(server, capfd, monkeypatch):
     asked, noticed = threading.Event(), threading.Event()
 
     def answer(overrides, advise=False, gone=lambda: False):
@@ -359,7 +359,7 @@ def sent(server):
     return sent
 
 
-def test_an_open_app_answers_its_own_page_alone(sent, server):
+def test_open_server_checks_the_origin(sent, server):
     server.only_loopback = False
     kind = {"Content_Type": "application/json", "Host": "elsewhere.example:80"}
     assert sent("GET", "/", Host="elsewhere.example")["status"] == 200
@@ -371,7 +371,7 @@ def test_an_open_app_answers_its_own_page_alone(sent, server):
 
 
 @pytest.mark.slow
-def test_estimates_run_in_processes_and_are_kept(form, tmp_path):
+def test_estimates_are_kept(form, tmp_path):
     estimates = Estimates(tmp_path / "estimates")
     words = form.overrides(CHOSEN)
     first = estimates.answer(words)
@@ -384,7 +384,7 @@ def test_estimates_run_in_processes_and_are_kept(form, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_estimate_that_takes_too_long_is_ended(form, tmp_path, monkeypatch):
+def test_slow_estimate_is_ended(form, tmp_path, monkeypatch):
     monkeypatch.setattr("legroom.cli.app.estimates.SECONDS", 0.01)
     found = Estimates(tmp_path / "estimates").answer(form.overrides(CHOSEN))
     assert "no answer after" in found["failed"]
@@ -409,7 +409,7 @@ def _wait(*_):
 
 
 @pytest.mark.parametrize("how, code", [("the app has ended", signal.SIGKILL), ("time", signal.SIGALRM)])
-def test_the_process_of_an_estimate_ends_by_itself(tmp_path, monkeypatch, how, code):
+def test_estimate_process_ends_itself(tmp_path, monkeypatch, how, code):
     monkeypatch.setattr(estimate_worker, "answer", _wait)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -427,7 +427,7 @@ def test_the_process_of_an_estimate_ends_by_itself(tmp_path, monkeypatch, how, c
     assert process.exitcode == -code
 
 
-def test_the_memory_of_an_estimate_is_limited_and_the_end_is_said(forked, monkeypatch):
+def test_memory_of_an_estimate_is_limited(forked, monkeypatch):
     def fill(overrides, folder, pipe, advise):
         bytearray(2**40)
 
@@ -445,16 +445,8 @@ def test_the_memory_of_an_estimate_is_limited_and_the_end_is_said(forked, monkey
     assert 0 < limits[0] <= child.MOST_BYTES and ours
 
 
-@pytest.mark.parametrize(
-    "machine, most", [(None, 2 * GIB), (6 * GIB, 3 * GIB), (8 * GIB, 4 * GIB), (64 * GIB, 4 * GIB)]
-)
-def test_an_estimate_may_take_half_of_the_machine_and_four_gib_at_most(monkeypatch, machine, most):
-    monkeypatch.setattr(child.host, "memory_bytes", lambda: machine)
-    assert child.most_bytes() == most
-
-
 @pytest.mark.parametrize("advise", [True, False])
-def test_an_estimate_shares_its_simulation_and_advice_does_not(monkeypatch, tmp_path, advise):
+def test_simulations_are_shared(monkeypatch, tmp_path, advise):
     monkeypatch.setattr(child, "_end_with_app", lambda _: None)
     monkeypatch.setattr(worker_environment, "limit_data", lambda _: None)
     timed, handled, asked = [], {}, []
@@ -482,7 +474,7 @@ def test_an_estimate_shares_its_simulation_and_advice_does_not(monkeypatch, tmp_
         (None, "exit code None"),
     ],
 )
-def test_how_a_process_ended_is_said(monkeypatch, code, said):
+def test_end_of_a_process_is_explained(monkeypatch, code, said):
     monkeypatch.setattr("legroom.cli.app.estimates.most_bytes", lambda: 3 * GIB)
     text = _failed(code)["failed"]
     assert said.replace("may take", "lets it take") in text
@@ -490,7 +482,7 @@ def test_how_a_process_ended_is_said(monkeypatch, code, said):
 
 
 @pytest.mark.parametrize("host, open_to_all", [("127.0.0.1", False), ("0.0.0.0", True)])
-def test_an_address_that_others_reach_is_said_and_the_page_opened(monkeypatch, tmp_path, capsys, host, open_to_all):
+def test_open_address_is_announced(monkeypatch, tmp_path, capsys, host, open_to_all):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -505,7 +497,7 @@ def test_an_address_that_others_reach_is_said_and_the_page_opened(monkeypatch, t
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_ends_the_app_with_its_folder(monkeypatch, tmp_path, number):
+def test_signal_removes_the_folder(monkeypatch, tmp_path, number):
     closed, before = [], signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(command.worker_environment, "prepare", lambda *_: None)
@@ -516,7 +508,7 @@ def test_a_signal_ends_the_app_with_its_folder(monkeypatch, tmp_path, number):
     assert closed[0] and not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_process_that_forks_ends_with_the_app(tmp_path):
+def test_fork_server_ends_with_the_app(tmp_path):
     """Not after its imports, which it has just begun here; and Ctrl-C, which it gets too, is none of its affairs."""
     words = [sys.executable, "-m", "legroom", "app", "--port", "0"]
     with (
@@ -537,13 +529,13 @@ def test_the_process_that_forks_ends_with_the_app(tmp_path):
 
 
 @pytest.mark.parametrize("port", ["-1", "99999999", "65536", "x"])
-def test_a_port_that_is_none_is_refused_in_words(port, capsys):
+def test_invalid_port_is_refused(port, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main([f"--port={port}"])
     assert ended.value.code == 2 and port in (said := capsys.readouterr().err) and "65535" in said
 
 
-def test_a_port_that_needs_rights_is_refused_in_words(monkeypatch, capsys):
+def test_privileged_port_is_refused(monkeypatch, capsys):
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -554,7 +546,7 @@ def test_a_port_that_needs_rights_is_refused_in_words(monkeypatch, capsys):
     assert "127.0.0.1:80 cannot be used (Permission denied)" in capsys.readouterr().err
 
 
-def test_what_would_make_it_fit_is_a_question_of_its_own(answered, request_, server, monkeypatch):
+def test_advice_is_asked_for_separately(answered, request_, server, monkeypatch):
     monkeypatch.setattr("legroom.foresight.advice.hint", lambda *_: "Tried: something.")
     request_("POST", "/estimate", json.dumps(CHOSEN | {"advise": True}), Content_Type="application/json")
     assert server.estimates.asked[-1][-1] == "advise"
@@ -563,6 +555,6 @@ def test_what_would_make_it_fit_is_a_question_of_its_own(answered, request_, ser
     assert answered(large, advise=True)["record"]["error"]["hint"] == "Tried: something."
 
 
-def test_a_folder_without_a_configuration_is_refused(tmp_path, capsys):
+def test_folder_without_configuration_is_refused(tmp_path, capsys):
     assert commands.answered(command.main, ["--models", str(tmp_path)]) == 2
     assert "config.json" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_the_status_stands_first_and_six_lines_have_the_figures(outcome, columns):
+def test_summary_has_status_and_six_lines(outcome, columns):
     lines = brief.brief(outcome, Path("here")).splitlines()
     assert lines[0].startswith("ok: bert_large") and len(lines) <= 8
     names = [line.split()[0] for line in lines[1:] if line[2:3].strip()]
@@ -41,23 +41,23 @@ def test_the_status_stands_first_and_six_lines_have_the_figures(outcome, columns
 
 
 @pytest.mark.parametrize("stride, said", [(None, "on 29 samples"), (16, "on 29 windows")])
-def test_an_evaluation_that_slides_over_a_text_is_on_windows(outcome, stride, said):
+def test_sliding_evaluation_counts_windows(outcome, stride, said):
     outcome.evaluation, outcome.config["eval"]["stride"] = record.Evaluation(29, 0.5), stride
     assert said in " ".join(brief.answer(outcome).split())
 
 
-def test_a_small_models_memory_is_not_shown_as_nothing(outcome):
+def test_small_memory_is_in_mib(outcome):
     outcome.memory = Memory(*(2**20 for _ in range(5)), 5 * 2**20, "step", 2**28, GIB)
     assert "5 MiB" in brief.answer(outcome)
 
 
-def test_a_part_of_the_memory_is_shown_from_half_a_per_cent_on(outcome):
+def test_small_parts_of_memory_are_left_out(outcome):
     for peak, shown in ((200 * 2**20, True), (201 * 2**20, False)):
         outcome.memory = Memory(2**20, peak_tensor_bytes=peak)
         assert ("weights 1" in brief.answer(outcome)) is shown
 
 
-def test_an_estimate_of_which_nothing_is_left_lacks_nothing(outcome):
+def test_margin_of_zero_is_free(outcome):
     for left, said in ((0, "stay free"), (-1, "are missing")):
         outcome.estimate = Estimate(False, left, GIB, record.TIGHT)
         assert said in brief.answer(outcome)
@@ -72,7 +72,7 @@ def test_an_estimate_of_which_nothing_is_left_lacks_nothing(outcome):
         (3, 8, 1, "batch 4 x 3 x 8 ranks,"),
     ],
 )
-def test_the_setup_says_how_a_batch_is_made(outcome, steps, replicas, machines, said):
+def test_setup_has_the_batch(outcome, steps, replicas, machines, said):
     outcome.config["batch"]["per_device"], outcome.config["accumulation"]["steps"] = 4, steps
     outcome.config["parallelism"]["replicas"] = replicas
     outcome.config["gpu"] |= {"machines": machines, "machine_link_gb_per_second": 25.0}
@@ -81,7 +81,7 @@ def test_the_setup_says_how_a_batch_is_made(outcome, steps, replicas, machines, 
 
 
 @pytest.mark.parametrize("status, shown", [("failed", True), ("oom", False)])
-def test_a_failed_rank_is_named(outcome, status, shown):
+def test_failed_rank_is_named(outcome, status, shown):
     outcome.status, outcome.error = status, Error("step", "ValueError", "no", None, 1)
     assert "ValueError in step: no" in brief.answer(outcome)
     outcome.config["parallelism"]["num_processes"] = 2
@@ -90,7 +90,7 @@ def test_a_failed_rank_is_named(outcome, status, shown):
     assert ("The libraries' output: here/log-rank1.txt" in text) is shown
 
 
-def test_a_large_rate_has_no_exponent(outcome):
+def test_large_rate_has_no_exponent(outcome):
     for rate, text in ((1234.5, "1,234 samples/s"), (123.4, "123 samples/s"), (1.234, "1.23 samples/s")):
         outcome.speed.samples_per_second = rate
         assert text in brief.answer(outcome)
@@ -106,7 +106,7 @@ def test_a_large_rate_has_no_exponent(outcome):
         ("cpu", 0, True, None, []),
     ],
 )
-def test_a_long_wait_for_data_names_the_keys_that_shorten_it(outcome, device, workers, pins, share, said):
+def test_long_wait_for_data_has_advice(outcome, device, workers, pins, share, said):
     outcome.config["data"] |= {"workers": workers, "pin_memory": pins}
     outcome.environment["device"], outcome.speed.data_wait_share = device, share
     for text in (brief.brief(outcome, Path("here"), verbose=verbose) for verbose in (False, True)):
@@ -115,7 +115,7 @@ def test_a_long_wait_for_data_names_the_keys_that_shorten_it(outcome, device, wo
 
 
 @pytest.mark.parametrize("verdict, margin", [("fits", 2 * GIB), ("tight", GIB), ("does not fit", -GIB)])
-def test_the_verdict_of_an_estimate_stands_first(outcome, verdict, margin):
+def test_verdict_stands_first(outcome, verdict, margin):
     outcome.recipe, outcome.estimate = "estimate", Estimate(margin > GIB, margin, 24 * GIB, verdict, 2 * GIB)
     head = brief.answer(outcome)
     assert head.startswith(f"{verdict}: bert_large") and f"{abs(margin) // GIB} GiB" in head.split("\n  Time")[0]
@@ -130,14 +130,14 @@ def test_the_verdict_of_an_estimate_stands_first(outcome, verdict, margin):
         (10.5, 8 * GIB, "2 GiB stay free of 10.5 GiB (launch.memory_limit_gib); all predicted"),
     ],
 )
-def test_a_limit_of_the_memory_is_named_by_what_sets_it(outcome, typed, allocator, said):
+def test_memory_limit_is_named(outcome, typed, allocator, said):
     outcome.config["launch"]["memory_limit_gib"] = typed
     outcome.estimate = Estimate(True, 2 * GIB, 24 * GIB, record.FITS, 2 * GIB, limit_bytes=allocator)
     assert said in " ".join(brief.answer(outcome).split())
 
 
 @pytest.mark.parametrize("status", record.STATUSES)
-def test_no_word_and_no_command_is_wrapped_at_80_columns(status, columns):
+def test_commands_are_not_wrapped(status, columns):
     made = compose("device=cpu").record
     made.status = status
     command = "precision=bf16_pure optim=adam8bit checkpointing=full loss=chunked batch.per_device=1"
@@ -145,7 +145,7 @@ def test_no_word_and_no_command_is_wrapped_at_80_columns(status, columns):
         None if status == "ok" else Error("load", "Kind", f"what {'happened ' * 20}", f"Type {command}, or wait.")
     )
     made.warnings = [f"a warning {'of many words ' * 12}", "said before"]
-    text = brief.brief(made, Path("here"), said={"said before"})
+    text = brief.brief(made, Path("here"), printed={"said before"})
     assert text.startswith(f"{status}: ") and "1 warning above" in text and "said before" not in text
     assert "model=none" not in text and all(len(line) <= 80 or command in line for line in text.splitlines())
     if made.error:
@@ -181,7 +181,7 @@ def test_verbose_shows_all_figures(command):
         (None, {"device_used_bytes": 3 * GIB, "host_peak_rss_bytes": 1}, "3 GiB of the GPU; A has 4 GiB"),
     ],
 )
-def test_a_run_out_of_memory_says_what_it_used_and_what_there_was(outcome, columns, limit, memory, said):
+def test_out_of_memory_has_used_and_available(outcome, columns, limit, memory, said):
     outcome.status, outcome.error, outcome.memory = "oom", Error("step", "MemoryError", "no"), Memory(**memory)
     outcome.config["launch"]["memory_limit_gib"] = limit
     outcome.environment |= {"device_memory_bytes": 4 * GIB, "device_name": "A"}
@@ -200,7 +200,7 @@ def test_a_run_out_of_memory_says_what_it_used_and_what_there_was(outcome, colum
         ("ok", [7], ""),
     ],
 )
-def test_a_run_that_ended_early_says_whether_it_can_go_on(outcome, tmp_path, status, checkpoints, said):
+def test_ended_run_says_how_to_go_on(outcome, tmp_path, status, checkpoints, said):
     outcome.status = status
     for step in checkpoints:
         (tmp_path / f"checkpoints/step-{step:08}").mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_a_run_that_ended_early_says_whether_it_can_go_on(outcome, tmp_path, sta
         ([1.0, 1.0, 0.985], False),  # by more than a hundredth
     ],
 )
-def test_a_kept_model_whose_loss_did_not_fall_is_said(outcome, tmp_path, losses, said):
+def test_note_where_the_loss_did_not_fall(outcome, tmp_path, losses, said):
     (tmp_path / "model").mkdir()
     outcome.status, outcome.training.losses, outcome.config["save"]["final"] = "ok", losses, True
     assert ("The loss did not fall in 3 steps" in " ".join(brief.brief(outcome, tmp_path).split())) is said
@@ -238,7 +238,7 @@ def test_a_kept_model_whose_loss_did_not_fall_is_said(outcome, tmp_path, losses,
         ([None, *[1.0] * 16, *[2.0] * 16, None], False, "text", "The loss rose in 32 steps"),
     ],
 )
-def test_a_loss_that_rose_is_said_with_the_rate_to_lower(outcome, tmp_path, losses, kept, data, said):
+def test_note_where_the_loss_rose(outcome, tmp_path, losses, kept, data, said):
     outcome.config["save"]["final"] = kept
     if kept:
         (tmp_path / "model").mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import shutil
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -55,7 +53,7 @@ def tuned(train, base, request, tmp_path_factory):
     return train(*words, "measure.ledger=false").folder
 
 
-def test_an_adapter_answers_as_it_was_trained_beside_its_base(talk, tuned, base, tmp_path):
+def test_adapter_answers_as_trained(talk, tuned, base, tmp_path):
     code, out, _ = talk(tuned, "--compare", lines=("a", "/new", "a"))
     first, second = out.split("[trained]\n")[1:]
     assert code == 0 and out.startswith(f"[{base}/model]")
@@ -67,7 +65,7 @@ def test_an_adapter_answers_as_it_was_trained_beside_its_base(talk, tuned, base,
         assert "\nNote: " in "\n" + talk(alone, lines=("a",))[1], "nobody says that the base is in 4 bits"
 
 
-def test_without_a_template_the_text_continues(talk, base):
+def test_without_template_the_text_continues(talk, base):
     code, out, _ = talk(base, lines=("def ",))
     assert code == 0 and out
     for arguments, word in ((["--compare"], "pretrained"), (["--system", "Be kind."], "template")):
@@ -83,14 +81,13 @@ def test_without_a_template_the_text_continues(talk, base):
         (("chat", "~nobody-of-this-name/run"), "~nobody-of-this-name/run is no folder"),
         (("chat", "classifier"), "classifies texts"),
         (("chat", "whole", "--compare"), "what it was before"),
-        (("export", "adapter", "--gguf"), "holds a classifier"),
         (("export", "whole", "--merge"), "Use it as it is: python scripts/chat.py whole"),
         (("export", "masked", "--merge"), "Use it as it is: with transformers"),
         (("chat", "masked"), "writes no texts"),
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_is_refused_before_libraries_are_imported(words, said, tmp_path):
+def test_refused_before_imports(words, said, tmp_path):
     kinds = {"classifier": "BertForSequenceClassification", "whole": "GPT2LMHeadModel", "masked": "BertForMaskedLM"}
     for folder, kind in kinds.items():
         (tmp_path / folder).mkdir()
@@ -108,7 +105,7 @@ def test_what_cannot_be_is_refused_before_libraries_are_imported(words, said, tm
 
 @pytest.mark.parametrize("ended", [EOFError, KeyboardInterrupt])
 @pytest.mark.parametrize("asks", [True, False])
-def test_the_shells_prompt_gets_a_line_of_its_own(monkeypatch, capsys, ended, asks):
+def test_prompt_gets_its_own_line(monkeypatch, capsys, ended, asks):
     def end(prompt):
         raise ended
 
@@ -117,7 +114,7 @@ def test_the_shells_prompt_gets_a_line_of_its_own(monkeypatch, capsys, ended, as
     assert capsys.readouterr().out.endswith("ends.\n\n") is asks
 
 
-def test_what_cannot_talk_is_refused(talk, train, tmp_path):
+def test_models_that_cannot_talk_are_refused(talk, train, tmp_path):
     dummy = train("model=gpt2_tiny", "save.final=true").folder
     classifier = train("model=bert_tiny", "save.final=true", "train.max_steps=1").folder
     unsaved = train("model=gpt2_tiny", "train.max_steps=1").folder
@@ -132,7 +129,7 @@ def test_what_cannot_talk_is_refused(talk, train, tmp_path):
         assert code == 2 and word in err and err.count("refused: ") == 1, (folder, err)
 
 
-def test_a_folder_of_runs_names_the_command_for_the_best(talk, base, tmp_path, monkeypatch):
+def test_folder_of_runs_names_the_best(talk, base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, loss in (("a", 2.0), ("b", 1.0), ("c", None)):
         (tmp_path / "s" / name).mkdir(parents=True)
@@ -157,14 +154,14 @@ def test_a_folder_of_runs_names_the_command_for_the_best(talk, base, tmp_path, m
     assert talk("s/b")[2].rstrip().endswith("train.py data=source save.final=true")
 
 
-def test_a_slashs_word_is_not_sent_to_the_model(monkeypatch, capsys):
+def test_unknown_slash_command_is_not_sent(monkeypatch, capsys):
     lines, sent = ["/help", "/clear all", "/usr/bin is a path", " /help", "/quit"], []
     monkeypatch.setattr("builtins.input", lambda prompt: lines.pop(0))
     chat.talk(SimpleNamespace(answer=sent.append), False)  # pyright: ignore[reportArgumentType]
     assert sent == ["/usr/bin is a path", " /help"] and capsys.readouterr().err.count("/new begins again") == 2
 
 
-def test_a_run_that_left_a_checkpoint_says_how_to_save_its_model(talk, tmp_path):
+def test_checkpoint_says_how_to_save_the_model(talk, tmp_path):
     (tmp_path / "checkpoints/step-00000002").mkdir(parents=True)
     code, _, err = talk(tmp_path)
     assert code == 2 and "resume=latest" in err and err.count("refused: ") == 1
@@ -174,13 +171,13 @@ def test_a_run_that_left_a_checkpoint_says_how_to_save_its_model(talk, tmp_path)
 
 
 @pytest.mark.parametrize("words", [["--tokens", "0"], ["--temperature", "-1"], ["--temperature", "nan"]])
-def test_numbers_that_make_no_answer_are_refused(talk, tmp_path, words, capsys):
+def test_invalid_numbers_are_refused(talk, tmp_path, words, capsys):
     with pytest.raises(SystemExit) as ended:
         chat.main([str(tmp_path), *words])
     assert ended.value.code == 2 and words[0] in capsys.readouterr().err
 
 
-def test_the_settings_of_the_base_are_not_those_of_the_conversation(talk, base, tmp_path):
+def test_settings_of_the_base_are_not_used(talk, base, tmp_path):
     """Beams cannot be shown as they are made; XLNet's -1 is no limit."""
     shutil.copytree(base / "model", tmp_path / "model")
     settings = {"do_sample": True, "temperature": 0.6, "num_beams": 2, "eos_token_id": 0}
@@ -202,7 +199,7 @@ def export(capsys):
     return run
 
 
-def test_a_merged_adapter_answers_the_same(talk, export, train, tuned, tmp_path):
+def test_merged_adapter_answers_the_same(talk, export, train, tuned, tmp_path):
     target, found = tmp_path / "whole", record_file.read(tuned)
     code, out, _ = export(tuned, "--merge", "--to", target, "--device", "cpu")
     assert code == 0 and str(target) in out and ("dequantised" in out) == (found.config["adapter"]["name"] == "qlora")
@@ -219,13 +216,13 @@ def test_a_merged_adapter_answers_the_same(talk, export, train, tuned, tmp_path)
         assert code == 2 and word in err and err.count("refused: ") == 1
 
 
-def test_a_merged_model_that_differs_leaves_nothing(export, tuned, tmp_path, monkeypatch):
+def test_different_merged_model_is_removed(export, tuned, tmp_path, monkeypatch):
     monkeypatch.setattr(merged, "_with_adapter", lambda layer, weight: weight)  # the adapter is forgotten
     code, out, err = export(tuned, "--merge", "--to", tmp_path / "whole", "--device", "cpu")
     assert code == 2 and "other logits" in err and not list(tmp_path.iterdir()), out
 
 
-def test_an_adapter_of_a_classifier_is_merged(export, train, base, tmp_path):
+def test_adapter_of_a_classifier_is_merged(export, train, base, tmp_path):
     pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
     file = tmp_path / "texts.csv"
     file.write_text("text,label\n" + "".join(f"day {kind},{kind}\n" for kind in ("good", "bad", "odd") * 2))
@@ -236,60 +233,3 @@ def test_an_adapter_of_a_classifier_is_merged(export, train, base, tmp_path):
     assert code == 0 and "chat" not in out, err
     answered = pipeline("text-classification", model=str(tmp_path / "whole"), device="cpu")("day good")
     assert answered[0]["label"] in ("good", "bad", "odd")
-    code, _, err = export(tmp_path / "whole", "--gguf")
-    assert code == 2 and "classifier" in err
-
-
-def test_how_a_gguf_file_is_made(export, base, tuned, tmp_path):
-    for of_bytes in (base, tuned):
-        code, _, err = export(of_bytes, "--gguf")
-        assert code == 2 and "bytes" in err
-    run = shutil.copytree(tuned, tmp_path / "run")
-    values = json.loads((run / "model/tokenizer.json").read_text())
-    values["model"]["vocab"]["word"] = 257
-    (run / "model/tokenizer.json").write_text(json.dumps(values))
-    code, out, _ = export(run, "--gguf")
-    lines = [line.strip() for line in out.splitlines()]
-    assert code == 0 and any(line.endswith(f"{run} --merge") for line in lines), "an adapter is merged first"
-    assert any("convert_hf_to_gguf.py" in line and f"{run}/merged " in line for line in lines)
-    (tmp_path / "config.json").write_text("{}")
-    code, _, err = export(tmp_path, "--gguf")
-    assert code == 2 and "no tokenizer" in err
-
-
-def test_upload_needs_a_token_and_a_public_base(export, base, tuned, monkeypatch):
-    sent = []
-
-    class Api:  # the calls must be those that the real one takes
-        def create_repo(self, *arguments, **settings):
-            inspect.signature(huggingface_hub.HfApi.create_repo).bind(self, *arguments, **settings)
-            sent.append(settings)
-            return huggingface_hub.RepoUrl("https://huggingface.co/someone/name")
-
-        def upload_folder(self, **settings):
-            inspect.signature(huggingface_hub.HfApi.upload_folder).bind(self, **settings)
-            sent.append(settings)
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    assert "HF_HUB_OFFLINE" in export(base, "--hub", "name")[2]
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    for folder, name, word in ((base, "name", "HF_TOKEN"), (base, "a/b/c", "a/b/c")):
-        code, _, err = export(folder, "--hub", name)
-        assert code == 2 and word in err and err.count("refused: ") == 1
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "a token")
-    code, _, err = export(tuned, "--hub", "name")
-    assert code == 2 and "--merge" in err and not sent
-    code, out, _ = export(base, "--hub", "name")
-    assert (
-        code == 0
-        and "private" in out
-        and sent
-        == [
-            {"private": True},
-            {"repo_id": "someone/name", "folder_path": base / "model"},
-        ]
-    )
-    monkeypatch.setattr(Api, "create_repo", lambda *_, **__: (_ for _ in ()).throw(OSError("it exists")))
-    code, _, err = export(base, "--hub", "name")
-    assert code == 2 and "it exists" in err and "hf upload" in err

@@ -47,12 +47,12 @@ def outcome():
 
 
 @pytest.mark.parametrize("flops, shown", [(10**9, "1,000,000,000"), (1200, "1,200")])
-def test_a_tiny_models_rate_is_not_shown_as_nothing(outcome, flops, shown):
+def test_small_figures_are_not_zero(outcome, flops, shown):
     outcome.speed.model_flops_per_step = flops
     assert f" {shown}" in brief.brief(outcome, Path("here"), verbose=True)
 
 
-def test_the_summary_speaks_the_guides_terms(outcome):
+def test_verbose_summary_has_the_guides_terms(outcome):
     """18 bytes a parameter for training in mixed precision with AdamW, 6 for inference."""
     text = brief.brief(outcome, Path("here"), verbose=True)
     rows = {line.split()[0]: line for line in text.splitlines()}
@@ -64,14 +64,14 @@ def test_the_summary_speaks_the_guides_terms(outcome):
     assert "here/result.json" in rows["Details"]
 
 
-def test_the_summary_has_a_gpus_figures_where_there_is_one(outcome):
+def test_verbose_summary_of_a_gpu(outcome):
     for key in ("device_used_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "context_bytes"):
         setattr(outcome.memory, key, 3 * GIB)
     text = brief.brief(outcome, Path("here"), verbose=True)
     assert "3 GiB of the GPU" in text and "memory.context_bytes" in text and "3,072.0 MiB" in text
 
 
-def test_the_summary_leaves_out_what_a_device_does_not_give(outcome):
+def test_verbose_summary_leaves_out_missing_figures(outcome):
     """A driver that says what is used and not what the context takes; a record without the count of parameters."""
     outcome.memory.device_used_bytes = 3 * GIB
     outcome.memory.parameter_count = outcome.speed.step_seconds_median = outcome.speed.step_seconds_p10 = None
@@ -92,7 +92,7 @@ def test_every_status_has_a_summary(status):
         assert "what happened" in text and "what to do" in text and "second line" not in text
 
 
-def test_numbers_that_are_none_are_said_in_words(outcome):
+def test_nan_is_said_in_words(outcome):
     """As a record has them after a loss that was no number."""
     outcome.training = Training(2, 8, 80, [None, None], None)
     outcome.evaluation = Evaluation(4, None, None, None, 0.1)
@@ -100,7 +100,7 @@ def test_numbers_that_are_none_are_said_in_words(outcome):
 
 
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny"])
-def test_a_run_whose_loss_is_no_number_has_its_summary(command, model):
+def test_summary_of_a_diverged_run(command, model):
     ended = command(
         *small(
             f"model={model}",
@@ -115,12 +115,12 @@ def test_a_run_whose_loss_is_no_number_has_its_summary(command, model):
     assert "Traceback" not in ended.err + ended.out
 
 
-def test_warnings_are_shown_while_it_runs_and_counted_at_the_end(command):
+def test_warnings_are_counted_at_the_end(command):
     ended = command(*small("batch.per_device=3"))
     assert "warning: batch.per_device=3" in ended.err and "1 warning above" in ended.out
 
 
-def test_a_reader_that_has_left_is_no_failure():
+def test_closed_stdout_is_no_failure():
     """`python train.py | head -1`: nobody reads the pipe any more when the summary comes."""
     program = (
         "import os; read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read); "
@@ -136,7 +136,7 @@ def test_a_reader_that_has_left_is_no_failure():
     assert ended.returncode == 0 and ended.stderr == ""
 
 
-def test_control_characters_do_not_reach_the_terminal(capfd):
+def test_control_characters_are_escaped(capfd):
     """A name may come from a record or a folder of someone else."""
     console.say("one\x1b[2Jtwo\nthree\u202efour")
     console.say_problems(["a\x1b]0;title\x07b"])

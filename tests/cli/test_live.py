@@ -16,7 +16,7 @@ from legroom.cli import job_state
 from legroom.cli.console import Console
 from legroom.cli.job_state import SweepState
 from legroom.records.messages import PhaseAdvanced, PhaseStarted, StepsDone
-from legroom.units import GIB, MIB
+from legroom.units import GIB
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_phase_begins_anew_and_keeps_the_latest_figures():
+def test_new_phase_keeps_the_figures():
     screen = Console()
     (task,) = screen.progress.tasks
     screen.on_message(PhaseStarted("train", "training", 100, 40))
@@ -46,11 +46,10 @@ def test_memory_stands_beside_its_limit():
     assert job_state.figures(None) == ""
     done = StepsDone(3, 0.5, 12.0, 18 * GIB, 24 * GIB)
     assert job_state.figures(done) == "  loss 0.5000  12.0 samples/s  memory 18.0 of 24.0 GiB (75%)"
-    assert job_state.memory_text(StepsDone(1, 0.5, 12.0, 5 * MIB, 50 * MIB)) == "memory 5.0 of 50.0 MiB (10%)"
     assert "memory" not in job_state.figures(StepsDone(4, 0.5, 12.0))
 
 
-def test_the_time_left_of_a_sweep(clock):
+def test_seconds_left_of_a_sweep(clock):
     state = SweepState(jobs=5)
     assert state.seconds_left() is None
     for seconds in (10, 20):
@@ -69,7 +68,7 @@ SCREEN = """
 import time
 from legroom.cli.console import Console
 from legroom.records.messages import PhaseStarted, StepsDone
-with Console("optim=n\\u00e4me", 2, 7, left=lambda: 65.0) if {sweep} else Console() as screen:
+with Console("optim=n\\u00e4me", 2, 7, seconds_left=lambda: 65.0) if {sweep} else Console() as screen:
     screen.on_message(PhaseStarted("train", "training", 10))
     for step in (1, 2):
         screen.on_message(StepsDone(step, 0.5, 12.0, 18 * 2**30, 24 * 2**30))
@@ -103,25 +102,25 @@ def on_terminal(sweep=False, wait=0.0, interrupt=False, **variables) -> str:
     return seen.decode()
 
 
-def test_the_terminal_shows_loss_speed_memory_and_the_time_left():
+def test_terminal_shows_figures_and_time_left():
     seen = on_terminal(sweep=True)
     assert "2/7  0:01:05 left  optim=näme" in seen and "memory 18.0 of 24.0 GiB (75%)" in seen
     assert re.search(r"2/10.*0:00:0\d.* left", seen) and "\x1b[3" in seen
 
 
-def test_a_terminal_without_colours_and_other_letters_than_ascii():
+def test_ascii_terminal_without_colours():
     seen = on_terminal(sweep=True, NO_COLOR="1", PYTHONIOENCODING="ascii")
     assert "optim=n\\xe4me" in seen and seen.isascii() and "\\u" not in seen
     assert not re.search(r"\x1b\[[0-9;]*3\dm", seen)
 
 
-def test_a_terminal_that_cannot_move_its_cursor_gets_a_line_a_minute():
+def test_dumb_terminal_gets_lines():
     assert on_terminal(TERM="dumb").splitlines() == [
         "1/10  loss 0.5000  12.0 samples/s",
     ]
 
 
-def test_ctrl_c_gives_the_cursor_back():
+def test_ctrl_c_restores_the_cursor():
     began = time.monotonic()
     seen = on_terminal(wait=30, interrupt=True)
     assert time.monotonic() - began < 20 and seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")

@@ -16,7 +16,7 @@ from legroom.records.record import STATUSES
 
 
 @pytest.mark.slow
-def test_a_job_of_a_sweep_returns_the_number_that_objective_names(command, monkeypatch, tmp_path):
+def test_job_returns_the_objective(command, monkeypatch, tmp_path):
     returned, run = [], sweep_run.run_in_sweep
     monkeypatch.setattr(sweep_run, "run_in_sweep", lambda *args: returned.append(run(*args)) or returned[-1])
     overrides = small("recipe=accelerate", "precision=fp32,tf32", "objective=evaluation.loss", "hydra.sweep.dir=s")
@@ -27,7 +27,7 @@ def test_a_job_of_a_sweep_returns_the_number_that_objective_names(command, monke
     assert returned[1][0] == "refused" and math.isnan(returned[1][1])
 
 
-def test_a_job_that_has_not_ended_well_has_no_number_to_compare():
+def test_failed_job_has_no_objective():
     cfg, outcome, _ = compose("recipe=accelerate", "objective=speed.samples_per_second", "device=cpu")
     outcome.speed.samples_per_second = 76.4
     for status in STATUSES:
@@ -36,7 +36,7 @@ def test_a_job_that_has_not_ended_well_has_no_number_to_compare():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="hydra-optuna-sweeper is not installed")
-def test_optuna_chooses_by_it(command, tmp_path):
+def test_optuna_uses_the_objective(command, tmp_path):
     interval = "train.learning_rate=tag(log,interval(1e-5,1e-2))"
     overrides = small("recipe=accelerate", interval, "objective=evaluation.loss", "hydra.sweep.dir=s")
     ended = command("-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", *overrides)
@@ -45,7 +45,7 @@ def test_optuna_chooses_by_it(command, tmp_path):
     assert ended.code == 0 and best["best_value"] == min(losses) and (tmp_path / "s" / "table.md").exists()
 
 
-def test_numbers_of_a_record_are_those_that_can_be_compared():
+def test_objective_names_a_number():
     names = objective.names()
     assert {"evaluation.loss", "training.final_loss", "speed.samples_per_second", "memory.peak_tensor_bytes"} <= {
         *names

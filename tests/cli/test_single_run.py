@@ -122,7 +122,7 @@ def emptied(folder: str = "run") -> Path:
     return Path(folder)
 
 
-def test_the_folder_that_hydra_made_goes_where_another_is_resumed(played):
+def test_folder_of_hydra_is_removed_on_resume(played):
     older = emptied("older").absolute()
     lie = {"resume_folder": older, "matching_record": None, "damaged_record": None, "mismatch_problems": []}
     emptied()
@@ -133,7 +133,7 @@ def test_the_folder_that_hydra_made_goes_where_another_is_resumed(played):
     assert played.did("resume=latest", begins_anew=[], **lie)["returned"] == "ok" and Path("run", "kept").exists()
 
 
-def test_the_folder_of_other_ranks_stays_where_another_is_resumed(played):
+def test_folder_of_other_ranks_is_kept_on_resume(played):
     older = emptied("older").absolute()
     emptied("sweep")
     played.main = False
@@ -142,7 +142,7 @@ def test_the_folder_of_other_ranks_stays_where_another_is_resumed(played):
     assert Path("sweep").is_dir()
 
 
-def test_what_an_ended_run_left_unfinished_goes_before_the_next(played):
+def test_leftovers_are_removed_first(played):
     (emptied() / "checkpoints" / ".step-00000003.unfinished").mkdir(parents=True)
     (Path("run") / UNFINISHED_MODEL).mkdir()
     assert played.did()["seen"][-4] == "trains with ['checkpoints'], source None"
@@ -162,7 +162,7 @@ def test_what_an_ended_run_left_unfinished_goes_before_the_next(played):
         (False, False, True, None, True),
     ],
 )
-def test_a_folder_with_somebodys_model_or_checkpoints_is_left_alone(played, final, model, checkpoint, resume, refused):
+def test_occupied_folder_is_refused(played, final, model, checkpoint, resume, refused):
     folder = emptied()
     if model:
         (folder / "model").mkdir()
@@ -179,7 +179,7 @@ def test_a_folder_with_somebodys_model_or_checkpoints_is_left_alone(played, fina
 @pytest.mark.parametrize(
     "content, occupied", [(None, False), ("ok", True), ("failed", True), ("refused", False), ("{", True)]
 )
-def test_a_folder_is_occupied_by_any_record_but_a_refusals(tmp_path, content, occupied):
+def test_record_of_a_refusal_may_be_replaced(tmp_path, content, occupied):
     if content == "{":
         (tmp_path / record_file.FILE_NAME).write_text(content)
     elif content is not None:
@@ -187,7 +187,7 @@ def test_a_folder_is_occupied_by_any_record_but_a_refusals(tmp_path, content, oc
     assert single_run.is_occupied(tmp_path) is occupied
 
 
-def test_a_rank_other_than_0_says_nothing_and_makes_no_folder(played):
+def test_other_ranks_make_no_folder(played):
     played.main = False
     found = played.did()
     assert found["returned"] == "ran rank, record failed" and not os.listdir(played.root)
@@ -207,5 +207,5 @@ def test_a_rank_other_than_0_says_nothing_and_makes_no_folder(played):
     ],
     ids=range(2),
 )
-def test_a_folder_that_cannot_be_written_is_named_with_what_to_type(error, key, said):
+def test_unwritable_folder_is_named(error, key, said):
     assert single_run.unwritable(error, key) == said

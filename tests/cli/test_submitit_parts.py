@@ -55,7 +55,7 @@ def follower(tmp_path, monkeypatch) -> submitit_jobs.Follower:
     return submitit_jobs.Follower(sweep.Sweep("s"), tmp_path / "sweep")
 
 
-def test_what_jobs_have_noted_is_printed_once(follower, capsys):
+def test_notes_are_printed_once(follower, capsys):
     follower.sweep.note(follower.folder, 1, "b", "ok", ["of b"])
     follower.sweep.note(follower.folder, 0, "a", sweep.STARTED)
     assert {number: note["status"] for number, note in follower.print_notes().items()} == {0: "started", 1: "ok"}
@@ -71,7 +71,7 @@ def test_what_jobs_have_noted_is_printed_once(follower, capsys):
 
 
 @pytest.mark.parametrize("local, looks, slept", [(True, 2, [0.2, 0.2]), (False, 2, [2.0, 2.0]), (True, 0, [])])
-def test_a_job_is_waited_for_until_it_has_ended_and_noted_it(follower, clock, local, looks, slept):
+def test_job_is_waited_for(follower, clock, local, looks, slept):
     clock.then = lambda: follower.sweep.note(follower.folder, 0, "a", "ok", ["of a"])
     if not looks:
         clock.then()
@@ -79,7 +79,7 @@ def test_a_job_is_waited_for_until_it_has_ended_and_noted_it(follower, clock, lo
     assert result.status == submitit_jobs.JobStatus.COMPLETED and clock.slept == slept
 
 
-def test_a_note_on_another_machine_is_seen_late(follower, clock):
+def test_late_note_is_waited_for(follower, clock):
     follower.sweep.note(follower.folder, 0, "a", sweep.STARTED)
     clock.then = lambda: clock.now >= 8 and follower.sweep.note(follower.folder, 0, "a", "ok")
     follower.follow(Played(0), [], 0).results()
@@ -87,7 +87,7 @@ def test_a_note_on_another_machine_is_seen_late(follower, clock):
 
 
 @pytest.mark.parametrize("local, slept", [(True, []), (False, [2.0] * 8)])
-def test_a_job_without_a_note_of_its_end_is_given_up_after_a_while(follower, clock, capsys, local, slept):
+def test_missing_note_is_given_up(follower, clock, capsys, local, slept):
     followed = follower.follow(Played(0, state="OUT_OF_MEMORY", error=None, local=local), ["train.seed=3", "a=1"], 0)
     followed.results()
     (note,) = follower.sweep.jobs(follower.folder)
@@ -101,7 +101,7 @@ def test_a_job_without_a_note_of_its_end_is_given_up_after_a_while(follower, clo
     "state, status, hinted",
     [("OUT_OF_MEMORY", "oom", True), ("TIMEOUT", "timeout", False), ("CANCELLED by 1", "killed", False)],
 )
-def test_an_ended_job_has_the_last_line_of_its_errors(follower, clock, state, status, hinted):
+def test_ended_job_has_its_last_error_line(follower, clock, state, status, hinted):
     made = job("train.seed=3", status="failed", overrides=["train.seed=3"])
     (follower.folder / made.config_key).mkdir(parents=True)
     follower.sweep.note(follower.folder, 1, made.config_key, sweep.STARTED, initial_record=made)
@@ -147,7 +147,7 @@ def wrapped(monkeypatch):
     return state
 
 
-def test_the_jobs_of_a_sweep_are_followed_where_submitit_is(wrapped, tmp_path):
+def test_jobs_are_followed(wrapped, tmp_path):
     done = ["wrapped", "1", [("one", ["a"], 4), ("two", ["b"], 5)]]
     assert wrapped.run(tmp_path) == done and wrapped.run(None) == []
     with pytest.raises(HydraException, match="^submitit cannot start the jobs: of submitit$"):
@@ -166,7 +166,7 @@ def test_the_jobs_of_a_sweep_are_followed_where_submitit_is(wrapped, tmp_path):
 
 
 @pytest.mark.parametrize("own, started", [(True, True), (False, False)])
-def test_a_process_that_submitit_did_not_start_is_no_task(monkeypatch, own, started):
+def test_other_process_is_no_task(monkeypatch, own, started):
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local") if started else monkeypatch.delenv(
         "SUBMITIT_EXECUTOR", raising=False
     )

@@ -39,13 +39,13 @@ def records(folder):
     return {outcome.config["train"]["seed"]: outcome for outcome in found}
 
 
-def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, fault, tmp_path):
+def test_sweep_runs_missing_jobs_only(command, fault, tmp_path):
     arguments = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,3,4", f"hydra.sweep.dir={tmp_path}/s"]
     ended = command(*arguments, fork_server=fault(FAULTS))
     assert ended.code == 1
     statuses = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
     assert statuses == {0: "ok", 1: "oom", 2: "failed", 3: "killed", 4: "ok"}
-    assert "runs what is missing" in ended.out and f"Table, pictures and page: {tmp_path}/s/{{" in ended.out
+    assert "runs what is missing" in ended.out and f"Table, picture and page: {tmp_path}/s/{{" in ended.out
     assert "seed 2 fails" in (tmp_path / "s/table.md").read_text()
 
     first = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/*/result.json")}
@@ -63,7 +63,7 @@ def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, faul
 
 
 @pytest.mark.slow
-def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
+def test_second_sweep_adds_to_the_folder(command, tmp_path):
     for seeds in ("0,1", "1,2"):
         assert command("-m", *SWEEP, f"train.seed={seeds}", f"hydra.sweep.dir={tmp_path}/s").code == 0
     assert set(records(tmp_path / "s")) == {0, 1, 2}
@@ -71,7 +71,7 @@ def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_records_of_other_jobs_are_not_taken(command, tmp_path):
+def test_records_of_other_jobs_do_not_count(command, tmp_path):
     arguments = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,1", f"hydra.sweep.dir={tmp_path}/s"]
     ended = command(*arguments)
     assert ended.code == 0 and "(the same as job 2, not run again)" in ended.out
@@ -88,7 +88,7 @@ def test_records_of_other_jobs_are_not_taken(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp_path):
+def test_refused_job_is_a_row(command, tmp_path):
     ended = command("-m", *SWEEP, "precision=fp16,fp32", "device=cpu", f"hydra.sweep.dir={tmp_path}/s")
     assert ended.code == 1
     assert sorted(r.status for r in map(record_file.read, (p.parent for p in tmp_path.glob("s/*/result.json")))) == [
@@ -105,7 +105,7 @@ def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp
 
 
 @pytest.mark.slow
-def test_cards_that_cannot_compute_it_are_rows(command, tmp_path):
+def test_unsuitable_cards_are_rows(command, tmp_path):
     words = small("recipe=estimate", "precision=bf16", "device=auto", "hydra.sweep.dir=s")
     ended = command("-m", *words, "gpu=glob([t4*,a10_*])")
     assert ended.code == 0, ended
@@ -114,7 +114,7 @@ def test_cards_that_cannot_compute_it_are_rows(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_repeats_run_in_turn_and_become_one_row(command, tmp_path):
+def test_repeats_become_one_row(command, tmp_path):
     ended = command("-m", *SWEEP, "optim=adamw,sgd", "measure.repeats=2", f"hydra.sweep.dir={tmp_path}/s")
     assert ended.code == 0
     found = [record_file.read(path.parent) for path in tmp_path.glob("s/*/result.json")]
@@ -150,11 +150,11 @@ def test_repeats_without_a_sweep_are_refused(command):
         ),
     ],
 )
-def test_what_is_added_to_a_command_line_stands_beside_its_overrides(typed, expected):
+def test_added_overrides_stand_beside_the_others(typed, expected):
     assert argv.expand_argv(typed) == expected
 
 
-def test_a_process_of_a_job_ends_with_its_command(monkeypatch):
+def test_job_process_ends_with_the_command(monkeypatch):
     """As one that joblib has started: not by its parent, which may outlive the command."""
     ended, sent = subprocess.Popen(["true"]), threading.Event()
     ended.wait()
@@ -170,7 +170,7 @@ def test_a_process_of_a_job_ends_with_its_command(monkeypatch):
 @pytest.mark.parametrize(
     "launcher", [[], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]], ids=["basic", "joblib"]
 )
-def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path, launcher):
+def test_killed_parent_leaves_no_process(tmp_path, launcher):
     arguments = [
         "-m",
         *launcher,
@@ -237,7 +237,7 @@ def test_jobs_are_noted_by_command(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("jobs, most, at_once", [(9, None, 9), (9, 4, 4), (3, 4, 3), (None, None, 2)])
-def test_the_jobs_that_submitit_runs_at_once_here_are_all_or_a_batch(jobs, most, at_once):
+def test_jobs_at_once_of_submitit(jobs, most, at_once):
     launcher = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
     values = {"launcher": launcher, "job": {"num": 0}, "sweeper": {"max_batch_size": most}}
     assert sweep.job_environment(OmegaConf.create(values), jobs)["jobs_at_once"] == at_once
@@ -246,13 +246,13 @@ def test_the_jobs_that_submitit_runs_at_once_here_are_all_or_a_batch(jobs, most,
 
 
 @pytest.mark.parametrize("n_jobs,at_once", [(1, 1), (3, 3), (-1, os.cpu_count()), (-2, max(os.cpu_count() - 1, 0))])
-def test_the_jobs_that_joblib_runs_at_once_are_counted_as_joblib_does(n_jobs, at_once):
+def test_jobs_at_once_of_joblib(n_jobs, at_once):
     launcher = {"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": n_jobs}
     hydra_config = OmegaConf.create({"launcher": launcher, "job": {"num": 4}, "sweeper": {}})
     environment = sweep.job_environment(hydra_config, 9)
     assert (environment["jobs_at_once"], environment["job_number"]) == (at_once, 4)
 
 
-def test_a_warning_of_every_job_of_a_sweep_is_printed_once(command):
+def test_warning_of_every_job_is_printed_once(command):
     ended = command("-m", "train.seed=0,1", "checkpointing=offload", *small("recipe=accelerate"))
     assert ended.code == 0 and ended.err.count("warning: checkpointing=offload on a CPU") == 1, ended.err

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import types
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from omegaconf import OmegaConf
 from support.made_up_records import job
 
-from legroom.cli import exit_codes, job_state, single_run, sweep, sweep_run
-from legroom.errors import Refusal
+from legroom.cli import exit_codes, job_state, sweep
 from legroom.records import record, record_file
-from legroom.records.messages import StepsDone
 from legroom.records.record import Record
 from legroom.units import GIB, MIB
 
@@ -64,7 +59,7 @@ def test_only_results_are_final(tmp_path, status):
     ],
     ids=["none", "own", "another's", "broken"],
 )
-def test_a_record_that_is_not_the_jobs_own_is_named_and_not_taken(tmp_path, content, why):
+def test_unusable_record_is_named(tmp_path, content, why):
     folder = folder_with(tmp_path, content)
     said = sweep.unusable_record(folder)
     assert (said is None) is (why is None) and (why or "") in (said or "")
@@ -88,7 +83,7 @@ def test_a_record_that_is_not_the_jobs_own_is_named_and_not_taken(tmp_path, cont
     ],
     ids=range(13),
 )
-def test_what_an_unfinished_job_left_stays_where_it_can_be_resumed(tmp_path, content, resume, checkpoint, stays):
+def test_resumable_job_keeps_its_folder(tmp_path, content, resume, checkpoint, stays):
     folder = folder_with(tmp_path, content, checkpoint)
     before = sorted(path.name for path in folder.iterdir())
     sweep.clear(folder, resume)
@@ -101,11 +96,11 @@ def test_what_an_unfinished_job_left_stays_where_it_can_be_resumed(tmp_path, con
 @pytest.mark.parametrize(
     "swept, shown", [(set(), ["+a=1", "b=2", "c.d=3"]), ({"a", "c.d"}, ["+a=1", "c.d=3"]), ({"x"}, [])]
 )
-def test_a_job_is_called_by_what_tells_it_from_others(swept, shown):
+def test_distinguishing_overrides(swept, shown):
     assert sweep.distinguishing_overrides(["+a=1", "b=2", "c.d=3"], swept) == shown
 
 
-def test_an_ended_command_does_not_run():
+def test_command_runs():
     started = psutil.Process().create_time()
     own = sweep.Sweep("s", (), os.getpid(), started)
     assert own.command_runs()
@@ -120,7 +115,7 @@ def test_an_ended_command_does_not_run():
     assert not sweep.Sweep("s", (), child, born).command_runs()
 
 
-def test_a_note_has_the_record_of_its_job(tmp_path):
+def test_note_has_the_record(tmp_path):
     ours = sweep.Sweep("a")
     ours.note(tmp_path, 3, "own", sweep.STARTED, ["one"], ended())
     (note,) = ours.jobs(tmp_path)
@@ -138,95 +133,26 @@ def test_a_note_has_the_record_of_its_job(tmp_path):
     [
         (GIB // 2, GIB, "memory 0.5 of 1.0 GiB (50%)"),
         (MIB, GIB - 1, "memory 1.0 of 1024.0 MiB (0%)"),
-        (3 * MIB, None, "memory 3.0 of 0.0 MiB"),
-        (None, 4 * MIB, "memory 0.0 of 4.0 MiB (0%)"),
+        (3 * MIB, 0, "memory 3.0 of 0.0 MiB"),
+        (0, 4 * MIB, "memory 0.0 of 4.0 MiB (0%)"),
     ],
 )
-def test_the_memory_in_use_has_the_unit_of_what_there_is(used, limit, said):
-    assert job_state.memory_text(StepsDone(1, 0.5, 1.0, used, limit)) == said
+def test_memory_has_the_unit_of_its_limit(used, limit, said):
+    assert job_state.memory_text(used, limit) == said
 
 
 @pytest.mark.parametrize(
     "seconds, said",
-    [(None, ""), (0, "0:00:00"), (59.6, "0:01:00"), (3599, "0:59:59"), (3600, "1:00:00"), (90061, "25:01:01")],
+    [(0, "0:00:00"), (59.6, "0:01:00"), (3599, "0:59:59"), (3600, "1:00:00"), (90061, "25:01:01")],
 )
-def test_a_time_has_hours_minutes_and_seconds(seconds, said):
+def test_clock(seconds, said):
     assert job_state.clock(seconds) == said
-
-
-# --- a job in it --------------------------------------------------------------------------------------------------
-
-
-class Job:
-    """One job of a sweep, whose run is played."""
-
-    def __init__(self, monkeypatch, folder: Path):
-        self.monkeypatch, self.folder = monkeypatch, folder
-        self.sweep = sweep.Sweep("s", ("-m", "a=1,2"), os.getpid())
-        self.seen: list[Any] = []
-        self.cfg = types.SimpleNamespace(objective=None, resume=None)
-        self.in_task = False
-        monkeypatch.setattr(sweep_run.submitit_jobs, "enter", lambda _: self.in_task)
-        monkeypatch.setattr(sweep_run.submitit_jobs, "preemptible", self.preemptible)
-        monkeypatch.setattr(sweep_run.sweeps, "end_with_command", lambda _: self.seen.append("ends with the command"))
-        monkeypatch.setattr(sweep_run.sweeps, "count_jobs", lambda _: (2, {"a"}))
-        monkeypatch.setattr(sweep_run.sweeps, "fork_server", lambda: "server")
-        monkeypatch.setattr(sweep_run.compose, "menu_folders", lambda _: [])
-        monkeypatch.setattr(sweep_run.report, "prepare", lambda: self.seen.append("pictures are prepared"))
-
-    @contextlib.contextmanager
-    def preemptible(self, in_task):
-        yield lambda: self.seen.append("requeued")
-
-    def run(
-        self, number=0, status: str | Exception = "ok", problems=(), sweeper="x.BasicSweeper", made=True, **launcher
-    ):
-        outcome = ended("failed", "own", overrides=["a=1", "b=2"]) if made else None
-
-        def run_in(folder, job, display, source):
-            self.seen.append((folder.name, source, display.position, display.quiet, job.group, list(job.differs)))
-            self.seen.append(
-                [job.cfg.resume, job.record.config.get("resume"), [text[:65] for text in job.record.warnings]]
-            )
-            if isinstance(status, Exception):
-                raise status
-            job.record.status = status
-            record_file.write(job.record, folder)
-            return job.record
-
-        cfg = self.cfg if made else None
-        self.monkeypatch.setattr(sweep_run.compose, "prepare", lambda *_: (cfg, outcome, list(problems)))
-        self.monkeypatch.setattr(single_run, "run_in", run_in)
-        values = {"job": {"num": number}, "sweeper": {"_target_": sweeper}, "launcher": launcher}
-        self.seen.clear()
-        found = sweep_run.run_in_sweep(None, OmegaConf.create(values), self.sweep, self.folder)  # type: ignore[arg-type]
-        return found
-
-    def notes(self) -> list[list[Any]]:
-        return [[each["job"], each["key"], each["status"], each["lines"]] for each in self.sweep.jobs(self.folder)]
-
-
-@pytest.fixture
-def played(monkeypatch, tmp_path) -> Job:
-    return Job(monkeypatch, tmp_path / "s")
-
-
-def test_a_task_notes_its_start_and_leaves_its_lines_to_the_command(played, capsys):
-    played.in_task = True
-    played.run(number=1)
-    ((number, key, status, lines),) = played.notes()
-    assert (number, key, status) == (1, "own", "ok") and lines == capsys.readouterr().out.splitlines()
-    assert ("own", None, "2/2", True, "s", ["a=1"]) in played.seen and "ends with the command" not in played.seen
-    played.run(number=2, status=Refusal("locked"))
-    (played.folder / "own" / record_file.FILE_NAME).unlink()
-    played.run(number=3, status=Refusal("locked"))
-    assert played.notes()[-1] == [3, "own", "refused", ["locked"]]
 
 
 # --- its end ------------------------------------------------------------------------------------------------------
 
 
-def test_the_codes_are_those_of_the_documentation():
+def test_exit_codes():
     assert (exit_codes.REFUSED, exit_codes.OUT_OF_MEMORY, exit_codes.INTERRUPTED) == (2, 3, 130)
     by_status = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "diverged": 4, "interrupted": 130}
     assert dict(exit_codes.OF_STATUS) == by_status

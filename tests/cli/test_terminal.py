@@ -40,7 +40,7 @@ def terminal(monkeypatch):
 @pytest.mark.parametrize(
     "encoding, name", [("utf-8", "dots"), ("UTF-16", "dots"), ("ascii", "line"), ("latin-1", "line")]
 )
-def test_a_spinner_is_one_that_the_terminal_can_show(encoding, name):
+def test_spinner_fits_the_encoding(encoding, name):
     assert console.spinner(encoding) == name
 
 
@@ -53,14 +53,14 @@ def test_a_spinner_is_one_that_the_terminal_can_show(encoding, name):
         (2, 7, None, "", "2/7"),
     ],
 )
-def test_above_the_bar_stands_where_a_sweep_is(number, jobs, left, label, above):
-    screen = Console(label, number, jobs, left=lambda: left)
+def test_line_above_the_bar(number, jobs, left, label, above):
+    screen = Console(label, number, jobs, seconds_left=lambda: left)
     assert screen.lines() == (above, "")
     screen.latest = DONE
     assert screen.lines() == (above, "  loss 0.5000  12.0 samples/s  memory 1.0 of 2.0 GiB (50%)")
 
 
-def test_off_a_terminal_a_line_a_minute_says_how_far_it_is(clock, capsys):
+def test_one_line_a_minute_off_a_terminal(clock, capsys):
     screen = Console()
     assert not screen.draws and screen.progress.disable
     screen.on_message(PhaseStarted("train", "training", 10))
@@ -85,8 +85,8 @@ def test_off_a_terminal_a_line_a_minute_says_how_far_it_is(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_the_bar_stands_between_two_lines(terminal):
-    screen = Console("optim=a[b]", 2, 7, left=lambda: 65.0)
+def test_bar_stands_between_two_lines(terminal):
+    screen = Console("optim=a[b]", 2, 7, seconds_left=lambda: 65.0)
     assert screen.draws and not screen.progress.disable and screen.progress.live.transient
     screen.on_message(PhaseStarted("train", "train[ing]", 10))
     screen.on_message(DONE)
@@ -102,12 +102,12 @@ def test_on_a_terminal_the_bar_stands_between_two_lines(terminal):
     assert Console("", 1, quiet=True).progress.disable
 
 
-def test_a_terminal_that_cannot_move_its_cursor_is_not_drawn_on(terminal, monkeypatch):
+def test_dumb_terminal_has_no_bar(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert not Console().draws and Console().progress.disable
 
 
-def test_a_warning_of_a_library_is_one_line_and_later_ones_are_as_before(capsys):
+def test_library_warning_is_one_line(capsys):
     before = warnings.showwarning
     with console.one_line_warnings():
         warnings.simplefilter("always")

@@ -25,18 +25,20 @@ KEYS = "/new begins again, /quit (or Ctrl-D) ends"
 
 def main(argv: list[str]) -> int:
     """Run the command until /quit, Ctrl-D or the end of the input. Returns its exit code."""
-    asked = _parser().parse_args(argv)
+    arguments = _parser().parse_args(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)  # as Ctrl-C, they would only end an answer
-    use = " ".join(["chat", *(shlex.quote(word) for word in argv if Path(word) != asked.folder)])
-    saved_model.check_talks(*saved_model.locate(asked.folder, use), asked.compare)  # before libraries are imported
+    others = [word for word in argv if Path(word) != arguments.folder]
+    folder, record = saved_model.locate(arguments.folder, shlex.join(["chat", *others]))
+    saved_model.check_talks(folder, record, arguments.compare)  # before libraries are imported
     with worker_environment.quiet_libraries():
         worker_environment.prepare_imports()
         from legroom.models import trained
 
-        opened = trained.open_trained(asked.folder, asked.device or ("cuda" if host.gpus() else "cpu"), asked.compare)
-    conversation = Conversation(opened, asked)
+        device = arguments.device or ("cuda" if host.gpus() else "cpu")
+        opened = trained.open_trained(arguments.folder, device, arguments.compare)
+    conversation = Conversation(opened, arguments)
     for line in opened.notes:
         console.say(f"Note: {line}")
     for stream in (sys.stdin, sys.stdout):
@@ -78,24 +80,26 @@ class Conversation:
     Without a template each line is a text that the model continues.
     """
 
-    def __init__(self, opened: Trained, asked: argparse.Namespace):
+    def __init__(self, opened: Trained, arguments: argparse.Namespace):
         from legroom.data import answer_ends
 
-        self.opened, self.asked = opened, asked
+        self.opened = opened
+        self.arguments = arguments
         self.messages: list[dict[str, str]] = []
         self.has_template = opened.tokenizer.chat_template is not None
-        if asked.system and not self.has_template:
+        if arguments.system and not self.has_template:
             raise Refusal("--system: the tokenizer has no chat template, so there are no roles. Leave it out.")
-        self.heading = (
-            "Talk to the model." if self.has_template else "No chat template: type a text, and the model continues it."
-        )
-        own = getattr(opened.model.generation_config, "eos_token_id", None)
-        self.ends = answer_ends.end_tokens(opened.tokenizer, own, opened.notes.append)
+        if self.has_template:
+            self.heading = "Talk to the model."
+        else:
+            self.heading = "No chat template: type a text, and the model continues it."
+        ends = getattr(opened.model.generation_config, "eos_token_id", None)
+        self.ends = answer_ends.end_tokens(opened.tokenizer, ends, opened.notes.append)
 
     def answer(self, line: str) -> None:
         """Print the answer to a line as it is made, and keep it. With --compare the former model's stands first."""
         messages = [*self.messages, {"role": "user", "content": line}]
-        if self.asked.compare and self.opened.base is not None:
+        if self.arguments.compare and self.opened.base is not None:
             print(f"[{self.opened.base_name}]")
             with self.opened.base() as other:
                 self._generate(other or self.opened.model, messages)
@@ -109,22 +113,26 @@ class Conversation:
 
         from legroom.models import architectures
 
-        torch.manual_seed(self.asked.seed)
-        ids = self._ids(messages).to(model.device)
+        torch.manual_seed(self.arguments.seed)
+        ids = self._ids(messages).to(model.device)  # (1, T)
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
-        room = self.asked.tokens if limit < 1 else min(self.asked.tokens, limit - ids.shape[1])  # XLNet: -1, no limit
+        room = self.arguments.tokens
+        if limit >= 1:  # XLNet has -1 for no limit
+            room = min(room, limit - ids.shape[1])
         if room < 1:
             raise Refusal(f"this conversation has {ids.shape[1]} tokens, and the model sees {limit}. Type /new.")
         vocabulary = architectures.vocabulary(model.config)
-        if vocabulary is not None and (highest := int(ids.max())) >= vocabulary:
+        highest = int(ids.max())
+        if vocabulary is not None and highest >= vocabulary:
             raise Refusal(
                 f"this conversation has token ids up to {highest}, and the model a vocabulary of {vocabulary}. Tokens "
                 "were added to the tokenizer after the weights were trained: resize the embeddings."
             )
-        heat = self.asked.temperature
-        sampling = {"do_sample": True, "temperature": heat, "top_k": 0} if heat else {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
+        if self.arguments.temperature:
+            sampling = {"do_sample": True, "temperature": self.arguments.temperature, "top_k": 0}
         with torch.inference_mode():
-            made = model.generate(
+            generated = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=room,
@@ -133,17 +141,18 @@ class Conversation:
                 streamer=TextStreamer(self.opened.tokenizer, skip_prompt=True, skip_special_tokens=True),
                 **sampling,
             )
-        return self.opened.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        return self.opened.tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
 
     def _ids(self, messages: list[dict[str, str]]) -> Any:
         """The token ids (1, T) that the model continues."""
         tokenizer = self.opened.tokenizer
         if not self.has_template:
             return tokenizer(messages[-1]["content"], return_tensors="pt")["input_ids"]
-        system = [{"role": "system", "content": self.asked.system}] if self.asked.system else []
+        if self.arguments.system:
+            messages = [{"role": "system", "content": self.arguments.system}, *messages]
         try:
             text = tokenizer.apply_chat_template(
-                system + messages, tokenize=False, add_generation_prompt=True, **self.opened.template_arguments
+                messages, tokenize=False, add_generation_prompt=True, **self.opened.template_arguments
             )
         except Exception as error:  # a template is a program
             raise Refusal(f"the chat template does not take this conversation: {error}") from None
@@ -151,11 +160,19 @@ class Conversation:
 
 
 def tokens(text: str) -> int:
-    return max(int(text), 0) or int("at least 1")  # argparse says which argument is wrong
+    """A count of tokens. Raises ValueError, for which argparse says which argument is wrong."""
+    count = int(text)
+    if count < 1:
+        raise ValueError("at least 1")
+    return count
 
 
 def temperature(text: str) -> float:
-    return float(text) if 0 <= float(text) < float("inf") else float("at least 0")
+    """A temperature. Raises ValueError as `tokens` does."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError("at least 0")
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:

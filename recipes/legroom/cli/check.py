@@ -20,6 +20,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from legroom import invocation, units
@@ -28,26 +29,31 @@ from legroom.cli.exit_codes import OUT_OF_MEMORY, REFUSED
 from legroom.errors import Refusal
 from legroom.estimator.cards import gpu_of
 from legroom.estimator.step_estimate import StepEstimate
-from legroom.records.record import DOES_NOT_FIT
+from legroom.records.record import DOES_NOT_FIT, Record
 from legroom.script_check import check, check_record, command, largest_batch, process, try_levers
 from legroom.units import GIB, MIB
 
 LARGEST = 5  # tensors that are printed
+TAIL_LINES = 12  # of the script's output
+UNITS = {None: GIB, "GiB": GIB, "G": GIB, "GB": 10**9, "MiB": MIB, "M": MIB, "MB": 10**6}
 
 
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
-    asked = parsed(_parser(), argv)
-    asked.batches |= asked.batch_flag is not None
+    arguments = parsed(_parser(), argv)
+    if arguments.batch_flag is not None:
+        arguments.batches = True
     try:
-        return _checked(asked, argv[: len(argv) - len(asked.program)])
+        return _check(arguments, argv[: len(argv) - len(arguments.program)])
     except (Refusal, OSError) as error:
-        return refused(error, asked.json)
+        return refused(error, arguments.json)
 
 
 def refused(error: Exception, as_json: bool = False, figures: dict[str, Any] | None = None) -> int:
-    """Print why there is no answer, behind the end of what the script printed. Returns the exit code. figures: what is
-    known in spite of it, for a program that reads it."""
+    """Print why there is no answer, behind the end of what the script printed. Returns the exit code.
+
+    figures: what is known in spite of it, for a program that reads it.
+    """
     clear_progress()
     if isinstance(error, check.NotFollowed):
         print(tail_of(error.outcome), end="", file=sys.stderr)
@@ -73,10 +79,16 @@ def parser_of(name: str, doc: str | None, usage: str) -> Parser:
 
     doc: the command's module says what it is in the first line, and then what --help ends with.
     """
-    typed, formatter = invocation.command(name), argparse.RawDescriptionHelpFormatter
-    what, _, examples = (doc or "").partition("\n")
-    texts = (f"{typed} {usage} [--] SCRIPT [its arguments]", what.partition(": ")[2], examples.format(typed))
-    parser = Parser(typed, *texts, formatter_class=formatter, allow_abbrev=False)
+    prog = invocation.command(name)
+    first_line, _, examples = (doc or "").partition("\n")
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} {usage} [--] SCRIPT [its arguments]",
+        description=first_line.partition(": ")[2],
+        epilog=examples.format(prog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     add = parser.add_argument
     add(
         "--seconds",
@@ -93,9 +105,10 @@ def parser_of(name: str, doc: str | None, usage: str) -> Parser:
 def parsed(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """What was typed. `-m module` without python in front of it is a program, too."""
     parser.as_json = "--json" in itertools.takewhile(lambda word: word != "--", argv)
-    asked = parser.parse_args(argv)
-    asked.program = ["-m", *asked.module] * bool(asked.module) or asked.program
-    return asked
+    arguments = parser.parse_args(argv)
+    if arguments.module:
+        arguments.program = ["-m", *arguments.module]
+    return arguments
 
 
 def _parser() -> Parser:
@@ -129,105 +142,146 @@ def _parser() -> Parser:
 
 def bytes_of(text: str) -> int:
     """A size as it is typed: 24GiB, 24GB or 900MiB; a number alone is of GiB."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text}: write a size as 24GiB, 24GB or 900MiB")
-    unit = {"GB": 10**9, "MB": 10**6, "MiB": MIB, "M": MIB}.get(found[2] or "GiB", GIB)
-    return int(float(found[1]) * unit)
+    return int(float(match[1]) * UNITS[match[2]])
 
 
-def _checked(asked: argparse.Namespace, options: list[str]) -> int:
-    """options: as they were typed."""
-    names = list(dict.fromkeys(asked.gpu.split(",")))
+def _check(arguments: argparse.Namespace, options: list[str]) -> int:
+    """Follow the script, print what it takes, and write records. Returns the exit code.
+
+    options: as they were typed. Raises Refusal and OSError.
+    """
+    names = list(dict.fromkeys(arguments.gpu.split(",")))
     gpus = {name: gpu_of(name) for name in names}
-    if not 0 <= asked.margin < 1:
-        raise Refusal(f"--margin {asked.margin}: it must be a share of the reserved memory, at least 0 and below 1.")
-    if asked.tries and len(names) > 1:
+    if not 0 <= arguments.margin < 1:
+        raise Refusal(
+            f"--margin {arguments.margin}: it must be a share of the reserved memory, at least 0 and below 1."
+        )
+    if arguments.tries and len(names) > 1:
         raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
-    program = command.parse(asked.program)
-    settings = check.Settings(
-        margin=asked.margin,
-        strict=asked.strict,
-        ranks=asked.gpus,
-        rank=asked.rank,
-        seconds=asked.seconds,
-        network=asked.network,
-        changes={} if asked.tries or asked.batches or asked.evaluate else None,
-        page=asked.into is not None,
-        budget=asked.budget,
-        cuda_build=asked.with_cuda_build,
-    )
-    if asked.into is not None:
-        check_record.prepare(asked.into, names)
-    progress = Progress(program.name) if not asked.json else lambda _: None
+    program = command.parse(arguments.program)
+    settings = _settings(arguments)
+    if arguments.into is not None:
+        check_record.prepare(arguments.into, names)
+    progress = _no_progress if arguments.json else Progress(program.name)
     runs = check.followed(program, gpus, settings, progress)
     clear_progress()
-    estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
-    found: dict[str, Any] = {name: _plain(estimates[name]) for name in names if name in estimates}
-    if not asked.json:
-        _print(estimates, names, runs)
+    estimates, records = {}, {}  # by the name of the GPU
+    for run in runs:
+        estimates |= run.estimates
+        records |= {name: check_record.record_of(run, name, options) for name in run.gpus}
+    figures: dict[str, Any] = {name: _plain(estimates[name]) for name in names if name in estimates}  # for JSON
+    if not arguments.json:
+        _print(runs, [estimates[name] for name in names if name in estimates])
     for run in runs:
         if run.why:
             print(tail_of(run.outcome) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
-            found |= {name: {"error": _shorter(run.why)} for name in run.gpus if name not in estimates}
-    records = {name: check_record.record_of(run, name, options) for run in runs for name in run.gpus}
-    said = []
+            for name in run.gpus:
+                figures.setdefault(name, {"error": _shorter(run.why)})
+    lines = []
     try:
         if not any(run.why for run in runs):
-            said = _beside(asked, dataclasses.replace(settings, page=False), runs, found, records, progress)
+            lines = _beside(arguments, dataclasses.replace(settings, page=False), runs, figures, records, progress)
     except Refusal as error:
-        return refused(error, asked.json, found)
+        return refused(error, arguments.json, figures)
     finally:
         clear_progress()
-        if asked.into is not None:
-            print(f"written: {check_record.write(asked.into, runs, records)}", file=sys.stderr)
-    for text in [json.dumps(found, indent=1)] if asked.json else map(_shorter, said):
-        console.say(text)
-    return _code(runs, asked.budget)
+        if arguments.into is not None:
+            print(f"written: {check_record.write(arguments.into, runs, records)}", file=sys.stderr)
+    if arguments.json:
+        console.say(json.dumps(figures, indent=1))
+    else:
+        for line in lines:
+            console.say(_shorter(line))
+    return _exit_code(runs, arguments.budget)
 
 
-def _beside(asked: Any, settings: check.Settings, runs: list, found: dict, records: dict, progress: Any) -> list[str]:
-    """What was asked beside the script as it is: lines for a person; and it is entered where a program reads it."""
-    said = []
-    if asked.tries:
+def _settings(arguments: argparse.Namespace) -> check.Settings:
+    runs_again = arguments.tries or arguments.batches or arguments.evaluate
+    return check.Settings(
+        margin=arguments.margin,
+        strict=arguments.strict,
+        ranks=arguments.gpus,
+        rank=arguments.rank,
+        seconds=arguments.seconds,
+        network=arguments.network,
+        changes={} if runs_again else None,
+        page=arguments.into is not None,
+        budget=arguments.budget,
+        cuda_build=arguments.with_cuda_build,
+    )
+
+
+def _beside(
+    arguments: argparse.Namespace,
+    settings: check.Settings,
+    runs: list[check.Checked],
+    figures: dict[str, dict[str, Any]],
+    records: dict[str, Record],
+    progress: Callable[[dict[str, Any]], None],
+) -> list[str]:
+    """What was asked beside the script as it is: levers, the largest batch, the evaluation.
+
+    Returns lines for a person, and enters the same into figures and records.
+    """
+    lines = []
+    if arguments.tries:
         tryout = try_levers.tried(settings, runs[0], progress)
-        found["tried"] = check_levers.plain(tryout)
+        figures["tried"] = check_levers.plain(tryout)
         check_levers.enter(tryout, *records.values())
-        said.append(check_levers.text_of(tryout))
-    for run in runs if asked.batches else ():
-        for name, one in largest_batch.largest(run, settings, asked.batch_flag, progress).items():
-            found[name]["largest_batch"] = records[name].program.largest_batch = one.fits and one.fits.typed
-            said.append(check_levers.batch_text(one))
-    for run in runs if asked.evaluate else ():
-        for name, one in try_levers.evaluated(run, settings).items():
-            found[name]["evaluation"] = _plain(one)
-            check_record.enter_evaluation(records[name], one)
-            run.estimates[name] = max(run.estimates[name], one, key=lambda each: each.device_used_bytes)
-            said.append(f"with an evaluation behind a step: {str(one).splitlines()[0]}")
-    return said
+        lines.append(check_levers.text_of(tryout))
+    if arguments.batches:
+        for run in runs:
+            for name, batch in largest_batch.largest(run, settings, arguments.batch_flag, progress).items():
+                typed = batch.fits.typed if batch.fits else None
+                figures[name]["largest_batch"] = typed
+                program = records[name].program
+                assert program is not None, "a record of check has the script"
+                program.largest_batch = typed
+                lines.append(check_levers.batch_text(batch))
+    if arguments.evaluate:
+        for run in runs:
+            for name, estimate in try_levers.evaluated(run, settings).items():
+                figures[name]["evaluation"] = _plain(estimate)
+                check_record.enter_evaluation(records[name], estimate)
+                if estimate.device_used_bytes > run.estimates[name].device_used_bytes:
+                    run.estimates[name] = estimate
+                lines.append(f"with an evaluation behind a step: {str(estimate).splitlines()[0]}")
+    return lines
 
 
-def _print(estimates: dict[str, StepEstimate], names: list[str], runs: list[check.Checked]) -> None:
-    for index, name in enumerate(name for name in names if name in estimates):
-        if index > 0:
-            console.say("")
-        console.say(text_of(estimates[name]))
-    for note in dict.fromkeys(note for run in runs for note in run.outcome.notes):
+def _print(runs: list[check.Checked], estimates: list[StepEstimate]) -> None:
+    """Print the estimates, and what was noted, each note once."""
+    if estimates:
+        console.say("\n\n".join(text_of(estimate) for estimate in estimates))
+    notes, followed = [], []
+    for run in runs:
+        notes += run.outcome.notes
+        if run.estimates:
+            followed.append(followed_text(run))
+    for note in dict.fromkeys(notes):
         console.say(f"  note: {_shorter(note)}")
-    for text in dict.fromkeys(followed_text(run) for run in runs if run.estimates):
+    for text in dict.fromkeys(followed):
         console.say(f"  {text}")
 
 
-def _code(runs: list[check.Checked], budget: float) -> int:
-    """The exit code of the command."""
+def _exit_code(runs: list[check.Checked], budget: float) -> int:
+    """The exit code of the command. Prints which GPUs would take more than the budget."""
     if any(run.why for run in runs):
         return REFUSED
-    estimates = [one for run in runs for one in run.estimates.values()]
-    over = [one for one in estimates if one.device_used_bytes > budget]
-    for one in over:
-        said = f"{units.size(one.device_used_bytes)} of device memory, and {units.size(budget)} are allowed"
-        print(f"above --budget on {one.device_name}: {said}", file=sys.stderr)
-    return OUT_OF_MEMORY if over or any(one.verdict == DOES_NOT_FIT for one in estimates) else 0
+    code = 0
+    for run in runs:
+        for estimate in run.estimates.values():
+            needed = estimate.device_used_bytes
+            if needed > budget:
+                text = f"{units.size(needed)} of device memory, and {units.size(budget)} are allowed"
+                print(f"above --budget on {estimate.device_name}: {text}", file=sys.stderr)
+                code = OUT_OF_MEMORY
+            if estimate.verdict == DOES_NOT_FIT:
+                code = OUT_OF_MEMORY
+    return code
 
 
 def followed_text(run: check.Checked) -> str:
@@ -237,15 +291,21 @@ def followed_text(run: check.Checked) -> str:
 
 
 def text_of(estimate: StepEstimate) -> str:
-    """The verdict, its figures, and the largest tensors."""
-    lines = str(estimate).splitlines()
-    rows = [
-        f"  {row['bytes'] * row['count'] / MIB:>10,.1f} MiB  {row['part']}, {row['made_by'] or 'made before the step'}"
-        + (f", {row['count']} of {row['bytes'] / MIB:,.1f}" if row["count"] > 1 else "")
-        for row in estimate.largest[:LARGEST]
-    ]
-    notes = next((index for index, line in enumerate(lines) if line.startswith("  note:")), len(lines))
-    return _shorter("\n".join([*lines[:notes], "  largest at the peak", *rows, *lines[notes:]]))
+    """The verdict, its figures, the largest tensors, and the notes."""
+    figures, notes = [], []
+    for line in str(estimate).splitlines():
+        if notes or line.startswith("  note:"):  # the notes are the last lines
+            notes.append(line)
+        else:
+            figures.append(line)
+    rows = []
+    for tensor in estimate.largest[:LARGEST]:
+        size, count = tensor["bytes"], tensor["count"]
+        row = f"  {size * count / MIB:>10,.1f} MiB  {tensor['part']}, {tensor['made_by'] or 'made before the step'}"
+        if count > 1:
+            row += f", {count} of {size / MIB:,.1f}"
+        rows.append(row)
+    return _shorter("\n".join([*figures, "  largest at the peak", *rows, *notes]))
 
 
 def _shorter(text: str) -> str:
@@ -259,10 +319,16 @@ def _plain(estimate: StepEstimate) -> dict[str, Any]:
 
 def tail_of(outcome: process.Outcome) -> str:
     """The end of what the script printed; of one that failed, without what libraries said before its traceback.
-    Nothing of one that was refused: the refusal says it all."""
-    output = "" if outcome.status == process.REFUSED else outcome.output
-    lines = output[max(output.find("Traceback (most recent call last)"), 0) :].rstrip().splitlines()[-12:]
-    return "".join(f"  | {line}\n" for line in lines)
+
+    Nothing of one that was refused: the refusal says it all.
+    """
+    if outcome.status == process.REFUSED:
+        return ""
+    output = outcome.output
+    traceback = output.find("Traceback (most recent call last)")
+    if traceback > 0:
+        output = output[traceback:]
+    return "".join(f"  | {line}\n" for line in output.rstrip().splitlines()[-TAIL_LINES:])
 
 
 def clear_progress() -> None:
@@ -271,11 +337,16 @@ def clear_progress() -> None:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+def _no_progress(message: dict[str, Any]) -> None:
+    """For --json, which prints nothing but the figures."""
+
+
 class Progress:
     """A line on stderr that says how far the script is."""
 
     def __init__(self, name: str):
-        self.name, self.draws = name, sys.stderr.isatty()
+        self.name = name
+        self.draws = sys.stderr.isatty()
         self._show("is read")
 
     def __call__(self, message: dict[str, Any]) -> None:

@@ -24,8 +24,8 @@ COMMANDS = {
     "fit": ("legroom.cli.fit", "the fastest configurations that fit a GPU"),
     "check": ("legroom.cli.check", "will my script fit? Any training script, unmodified, on a GPU that is not here"),
     "chat": ("legroom.cli.chat", "talk to a trained model"),
-    "export": ("legroom.cli.export", "merge a trained adapter, make a GGUF file, upload to the hub"),
-    "report": ("legroom.cli.report", "the table, pictures and page of runs that are there"),
+    "export": ("legroom.cli.export", "merge a trained adapter into its base"),
+    "report": ("legroom.cli.report", "the table, picture and page of runs that are there"),
     "app": ("legroom.cli.app.command", "will it fit? A page in the browser"),
     "doctor": ("legroom.cli.doctor", "what this machine can do, and what is broken"),
     "calibrate": ("legroom.cli.calibrate", "measure this GPU for its estimates, in a minute"),
@@ -35,7 +35,8 @@ COMMANDS = {
 def main() -> int:
     """`legroom` and `python -m legroom`: the first argument names the command. Returns the exit code."""
     invocation.remember(sys.argv[0])
-    name, arguments = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    arguments = sys.argv[2:]
     if name in ("-h", "--help", "help"):
         print(_help())
         return 0
@@ -64,9 +65,7 @@ def run(name: str, arguments: list[str]) -> int:
 
     def main(arguments: list[str]) -> int:
         if name != "doctor":  # it also runs where the packages that rules import are missing
-            ours = arguments if name in ("train", "estimate") else arguments[:1]  # others may be a script's
-            if not {"-h", "--help", "--version"} & {*ours} and (wrong := requirements.missing()):
-                raise Refusal("\n".join(wrong))
+            _check_requirements(name, arguments)
             levers.load_rules()
         return importlib.import_module(COMMANDS[name][0]).main(arguments)
 
@@ -74,6 +73,17 @@ def run(name: str, arguments: list[str]) -> int:
         return answered(main, arguments)
     except KeyboardInterrupt:  # during imports: no job was started
         return INTERRUPTED
+
+
+def _check_requirements(name: str, arguments: list[str]) -> None:
+    """Raises Refusal where a package is missing or too old; --help and --version are answered without."""
+    if name not in ("train", "estimate"):
+        arguments = arguments[:1]  # later ones may be those of a script
+    if {"-h", "--help", "--version"} & set(arguments):
+        return
+    problems = requirements.missing()
+    if problems:
+        raise Refusal("\n".join(problems))
 
 
 def answered(main: Callable[[list[str]], int], arguments: list[str]) -> int:
@@ -89,14 +99,12 @@ def answered(main: Callable[[list[str]], int], arguments: list[str]) -> int:
 
 def _open_streams() -> None:
     """Open the null device in place of a closed stdin, stdout or stderr, whose number a socket would take otherwise."""
-    for descriptor in range(3):
+    for descriptor, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-            setattr(
-                sys, ("stdin", "stdout", "stderr")[descriptor], os.fdopen(descriptor, "r" if descriptor == 0 else "w")
-            )
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _stop(number: int, _) -> None:
@@ -105,18 +113,19 @@ def _stop(number: int, _) -> None:
 
 
 def _help() -> str:
-    lines = [(legroom.__doc__ or "").partition("\n")[0].partition(": ")[2], ""]
-    lines += [
-        f"  {invocation.command(name):<{len(invocation.command('calibrate'))}}  {about}"
-        for name, (_, about) in COMMANDS.items()
-    ]
-    return "\n".join([*lines, "", f"Each has --help. {invocation.command()} alone trains a tiny model anywhere."])
+    first_line = (legroom.__doc__ or "").partition("\n")[0]
+    lines = [first_line.partition(": ")[2], ""]
+    width = len(invocation.command("calibrate"))
+    for name, (_, about) in COMMANDS.items():
+        lines.append(f"  {invocation.command(name):<{width}}  {about}")
+    lines.append(f"\nEach has --help. {invocation.command()} alone trains a tiny model anywhere.")
+    return "\n".join(lines)
 
 
 def _unknown(name: str) -> str:
     if "=" in name or name in ("-m", "--multirun", "--cfg"):
         return f"{name} is no command. Type {invocation.command()} {name} ..."
     near = difflib.get_close_matches(name, COMMANDS, 1)
-    return f"{name!r} is no command. " + (
-        f"Type {invocation.command(near[0])}." if near else f"There are {', '.join(COMMANDS)}."
-    )
+    if near:
+        return f"{name!r} is no command. Type {invocation.command(near[0])}."
+    return f"{name!r} is no command. There are {', '.join(COMMANDS)}."

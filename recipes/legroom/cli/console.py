@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from legroom.records.record import Record
 
 ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
-
-
 LINE_SECONDS = 60.0  # between two lines where there is no terminal to draw on
 VERBOSE = False  # set by --verbose: the summary has all figures
 
@@ -36,12 +34,12 @@ def spinner(encoding: str) -> str:
 
 
 class Console:
-    """The screen of a running job on stderr: a bar, and below it loss, speed and memory; plain lines where stderr is no
-    terminal, or one that cannot move its cursor.
+    """The screen of a running job on stderr: a bar, and below it loss, speed and memory.
 
+    Plain lines where stderr is no terminal, or one that cannot move its cursor.
     label, number, jobs: in a sweep, the job's overrides, its number from 1, and the number of jobs (None: not known).
     quiet: draw nothing, for jobs that run at the same time, whose bars would overwrite each other.
-    left(): in a sweep, the seconds until its end, as far as they are known. said: the warnings that were printed, by a
+    seconds_left(): in a sweep, until its end, as far as that is known. printed: the warnings that were printed, by a
     sweep's earlier jobs too; each is printed once.
     """
 
@@ -51,19 +49,23 @@ class Console:
         number: int = 0,
         jobs: int | None = None,
         quiet: bool = False,
-        left: Callable[[], float | None] = lambda: None,
-        said: set[str] | None = None,
+        seconds_left: Callable[[], float | None] = lambda: None,
+        printed: set[str] | None = None,
     ):
         from rich.console import Console
 
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.in_sweep, self.quiet, self.left = number > 0, quiet, left
-        self.position = f"{number}{f'/{jobs}' if jobs else ''}" if self.in_sweep else ""
+        self.in_sweep = number > 0
+        self.quiet = quiet
+        self.seconds_left = seconds_left
         self.label = label
+        self.position = ""
+        if self.in_sweep:
+            self.position = f"{number}/{jobs}" if jobs else str(number)
         self.draws = self.console.is_terminal and not self.console.is_dumb_terminal
         self.latest: StepsDone | None = None
-        self.said = set[str]() if said is None else said
-        self._said_at = 0.0  # when the last line was printed off a terminal
+        self.printed = set[str]() if printed is None else printed
+        self._printed_at: float | None = None  # when the last line was printed off a terminal
         self.answered = False  # whether the figures of an estimate have been printed
         self.progress = _progress(self, quiet)
         self.task = self.progress.add_task("starting", total=None, text="")
@@ -84,8 +86,9 @@ class Console:
             self._advance(message)
         elif isinstance(message, WarningRaised):
             self.warn(message.text)
-        elif isinstance(message, Shown) and not (message.of_one_run and self.in_sweep):
-            self._show(message.text)
+        elif isinstance(message, Shown):
+            if not message.of_one_run or not self.in_sweep:
+                self._show(message.text)
         elif isinstance(message, Estimated) and not self.quiet:
             self.progress.stop()  # it draws on the same terminal
             say(brief.answer(message.record))
@@ -94,18 +97,21 @@ class Console:
 
     def finish(self, outcome: Record, folder: Path) -> None:
         """Print what the run came to."""
-        say(brief.brief(outcome, folder, self.answered, self.said, VERBOSE))
+        say(brief.brief(outcome, folder, self.answered, self.printed, VERBOSE))
 
     def lines(self) -> tuple[str, str]:
         """What stands above the bar and below it."""
-        left = clock(self.left())
-        above = "  ".join(filter(None, [self.position, f"{left} left" if left else "", self.label]))
+        parts = [self.position, self.label]
+        seconds = self.seconds_left()
+        if seconds is not None:
+            parts.insert(1, f"{clock(seconds)} left")
+        above = "  ".join(part for part in parts if part)
         return self._can_show(above), figures(self.latest)
 
     def warn(self, text: str) -> None:
         """Print a warning, in a line of its own."""
-        if not self.quiet and text not in self.said:
-            self.said.add(text)
+        if not self.quiet and text not in self.printed:
+            self.printed.add(text)
             with contextlib.suppress(OSError):
                 self.console.print(f"warning: {printable(text)}", style="yellow", markup=False)
 
@@ -123,18 +129,19 @@ class Console:
     def _advance(self, message: StepsDone | PhaseAdvanced) -> None:
         task = self.progress.tasks[0]
         steps = f"{message.step}/{task.total or 0:.0f}"
-        self.latest = message if isinstance(message, StepsDone) else self.latest
+        if isinstance(message, StepsDone):
+            self.latest = message
         self.progress.update(self.task, completed=message.step, text=steps)
-        if (
-            not self.draws
-            and not self.in_sweep
-            and (not self._said_at or time.monotonic() - self._said_at >= LINE_SECONDS)
-        ):
-            self._said_at = time.monotonic()
-            if isinstance(message, StepsDone):
-                self.console.print(f"{steps}  loss {message.loss:.4f}  {message.samples_per_second:.1f} samples/s")
-            else:
-                self.console.print(f"{task.description} {steps}")
+        if self.draws or self.in_sweep:
+            return
+        now = time.monotonic()
+        if self._printed_at is not None and now - self._printed_at < LINE_SECONDS:
+            return
+        self._printed_at = now
+        if isinstance(message, StepsDone):
+            self.console.print(f"{steps}  loss {message.loss:.4f}  {message.samples_per_second:.1f} samples/s")
+        else:
+            self.console.print(f"{task.description} {steps}")
 
 
 def _progress(screen: Console, quiet: bool) -> Progress:
@@ -146,13 +153,18 @@ def _progress(screen: Console, quiet: bool) -> Progress:
     class Screen(Progress):
         def get_renderables(self) -> Iterable[RenderableType]:
             above, below = screen.lines()
-            for text in (above, self.make_tasks_table(self.tasks), below):
-                if text:  # a line that is too long is cut: one that wraps would stay on the terminal
-                    yield Text(text, no_wrap=True, overflow="crop") if isinstance(text, str) else text
+            # A line that is too long is cut: one that wraps would stay on the terminal.
+            if above:
+                yield Text(above, no_wrap=True, overflow="crop")
+            yield self.make_tasks_table(self.tasks)
+            if below:
+                yield Text(below, no_wrap=True, overflow="crop")
 
     class Left(ProgressColumn):
         def render(self, task: Task) -> Text:  # by the pace of the latest half minute
-            return Text("" if task.time_remaining is None else f"{clock(task.time_remaining)} left")
+            if task.time_remaining is None:
+                return Text("")
+            return Text(f"{clock(task.time_remaining)} left")
 
     def cut() -> Column:  # not with an ellipsis, which an ASCII terminal does not have
         return Column(no_wrap=True, overflow="crop")

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +31,7 @@ from legroom.options import compose, hydra_errors, overrides
 from legroom.ranks.rank_info import RankInfo, current_rank
 
 VERBOSE = "--verbose"  # the one flag that is not Hydra's
+ENDS_SWEEP = ("interrupted", "preempted", sweeps.INVALID)  # statuses after which no further job is run
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
 
 
@@ -48,16 +50,43 @@ def _run(conf: Path) -> int:
     typed, problems = _checked(conf, [text for text in sys.argv[1:] if text != VERBOSE])
     if problems:
         return _refuse(*problems)
-    sys.argv[1:] = typed
     rank_info = current_rank()
-    if rank_info.launched and argv.MULTIRUN & set(sys.argv[1:]):
+    if rank_info.launched and argv.MULTIRUN & set(typed):
         return _refuse(_sweep_under_launcher(rank_info))
-    sys.argv[1:] = argv.expand_argv(sys.argv[1:], rank_info)
-    statuses: list[str] = []  # of the jobs that this process has run
-    preempted: list[int] = []  # launch.preempted_exit_code of a single run
-    sweep, folder = sweeps.new(), argv.sweep_folder(sys.argv[1:])
-    if folder is not None and not any(argument.startswith("hydra/launcher=") for argument in sys.argv[1:]):
+    sys.argv[1:] = argv.expand_argv(typed, rank_info)
+    sweep = sweeps.new()
+    folder = argv.sweep_folder(sys.argv[1:])
+    if folder is not None and not any(text.startswith("hydra/launcher=") for text in sys.argv[1:]):
         sweeps.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
+    ended = Ended()
+    try:
+        _run_jobs(conf, sweep, folder, ended)
+    except _Refused as refused:
+        return _refuse(*refused.problems)
+    if folder is not None:
+        return sweep_run.conclude(sweep, folder, ended.statuses)
+    if not ended.statuses:  # of a flag that runs no job
+        return 0
+    return exit_codes.of(ended.statuses[-1], ended.preempted_exit_code)
+
+
+@dataclass
+class Ended:
+    """How the jobs ended that this process has run. preempted_exit_code: launch.preempted_exit_code of a single run."""
+
+    statuses: list[str] = field(default_factory=list)
+    preempted_exit_code: int = 0
+
+
+class _Refused(Exception):
+    """Hydra has refused the command line, or the folder cannot be written."""
+
+    def __init__(self, *problems: str):
+        self.problems = problems
+
+
+def _run_jobs(conf: Path, sweep: sweeps.Sweep, folder: Path | None, ended: Ended) -> None:
+    """Have Hydra compose and run the jobs. folder: the sweep's, or None. Raises _Refused."""
     try:
         with (
             submitit_jobs.followed(sweep, folder),
@@ -66,26 +95,25 @@ def _run(conf: Path) -> int:
             hydra_refused_code_private.checked(_check_sweep),
             console.one_line_warnings(),
         ):
-            _hydra_main(conf, sweep, statuses, preempted)()
+            _hydra_main(conf, sweep, ended)()
     except KeyboardInterrupt:  # before a job, or between two
-        statuses.append("interrupted")
+        ended.statuses.append("interrupted")
     except Refusal as refusal:
-        return _refuse(*str(refusal).splitlines())
+        raise _Refused(*str(refusal).splitlines()) from refusal
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        return _refuse(hydra_errors.explain(error, paths.menus()))  # no job was started, also in a sweep
+        # No job was started, also in a sweep.
+        raise _Refused(hydra_errors.explain(error, paths.menus())) from error
     except OSError as error:
-        return _refuse(single_run.unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir"))
+        key = "hydra.run.dir" if folder is None else "hydra.sweep.dir"
+        raise _Refused(single_run.unwritable(error, key)) from error
     except Exception as error:
         if hydra_private.raised_by_hydra(error):
-            return _refuse(hydra_errors.explain(error, paths.menus()))
+            raise _Refused(hydra_errors.explain(error, paths.menus())) from error
         if not hydra_private.raised_by_plugin(error):
             raise
-        if sweeps.INVALID not in statuses:  # whose reason was said
+        if sweeps.INVALID not in ended.statuses:  # whose reason was printed
             console.say_problems([f"the sweeper or launcher ended with {type(error).__name__}: {error}"])
-            statuses.append("failed")
-    if folder is not None:
-        return sweep_run.conclude(sweep, folder, statuses)
-    return exit_codes.of(statuses[-1], preempted[-1] if preempted else 0) if statuses else 0
+            ended.statuses.append("failed")
 
 
 def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
@@ -93,9 +121,11 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     line = flags.split(typed)
     if line.problems or line.names & flags.NO_JOBS:
         return line.flags + line.overrides, line.problems
-    own, typed_for_them = flags.own_menus(line)
-    paths.remember_menus(typed_for_them, own or ())
-    folders = [] if own is None or line.names & flags.CONFIG_PATH else [conf, *own]
+    own_folders, typed_for_them = flags.own_menus(line)
+    paths.remember_menus(typed_for_them, own_folders or ())
+    folders = []  # of menus; none where they are not known
+    if own_folders is not None and not line.names & flags.CONFIG_PATH:
+        folders = [conf, *own_folders]
     in_quotes = overrides.quoted(line.overrides)
     sweeping = bool(line.names & argv.MULTIRUN)
     problems = overrides.problems(in_quotes, folders, sweeping)
@@ -107,34 +137,40 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
 def _check_sweep(hydra_config: DictConfig) -> None:
     """Raise Refusal for what a file lets a sweeper vary and nobody could type. hydra_config: Hydra's own node."""
     folders = compose.menu_folders(cast(HydraConf, hydra_config))
-    if problems := overrides.swept_in_a_file(hydra_config.sweeper.params, folders):
+    problems = overrides.swept_in_a_file(hydra_config.sweeper.params, folders)
+    if problems:
         raise Refusal("\n".join(problems))
 
 
-def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str], preempted: list[int]) -> Callable[[], None]:
-    """Hydra's main function: composes the configuration of each job and runs it. Appends to the statuses, and for a
-    single run to the exit codes of one that is preempted."""
+def _hydra_main(conf: Path, sweep: sweeps.Sweep, ended: Ended) -> Callable[[], None]:
+    """Hydra's main function: composes the configuration of each job, runs it, and notes in `ended` how it ended."""
 
     @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
     def job(composed: DictConfig) -> str | float:
         levers.load_rules()  # a launcher's own process comes here first
         hydra_config = HydraConfig.get()
         if hydra_config.mode == RunMode.MULTIRUN:
-            if {"interrupted", "preempted", sweeps.INVALID} & set(statuses):  # these end the whole sweep
-                return statuses[-1]
-            sweep_dir = Path(hydra_config.sweep.dir).absolute()
-            status, number = sweep_run.run_in_sweep(composed, hydra_config, sweep, sweep_dir)
-            submitit_jobs.exit_if_failed(status)
-            statuses.append(status)
-            if number is not None:
-                return number  # to the sweeper
-        else:
-            statuses.append(single_run.run_alone(composed, hydra_config))
-            if current_rank().is_main:  # a launcher ends all ranks where one fails: rank 0 may still write
-                preempted.append(composed.launch.preempted_exit_code)
-        return statuses[-1]
+            return _job_of_sweep(composed, hydra_config, sweep, ended)
+        status = single_run.run_alone(composed, hydra_config)
+        ended.statuses.append(status)
+        if current_rank().is_main:  # a launcher ends all ranks where one fails: rank 0 may still write
+            ended.preempted_exit_code = composed.launch.preempted_exit_code
+        return status
 
     return job
+
+
+def _job_of_sweep(composed: DictConfig, hydra_config: HydraConf, sweep: sweeps.Sweep, ended: Ended) -> str | float:
+    """Run a job of a sweep. Returns what the sweeper is given: the number of `objective`, or the status."""
+    if set(ENDS_SWEEP) & set(ended.statuses):
+        return ended.statuses[-1]
+    folder = Path(hydra_config.sweep.dir).absolute()
+    status, number = sweep_run.run_in_sweep(composed, hydra_config, sweep, folder)
+    submitit_jobs.exit_if_failed(status)
+    ended.statuses.append(status)
+    if number is not None:
+        return number
+    return status
 
 
 def _refuse(*problems: str) -> int:

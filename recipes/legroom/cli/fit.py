@@ -50,16 +50,19 @@ def main(argv: list[str]) -> int:
 def find(argv: list[str]) -> int:
     """Search for what the command line leaves open, and print it. Returns the exit code."""
     options, overrides, problems = request.read_options(argv)
-    asked, others, more = ([], [], []) if problems else request.read_places(overrides, options)
-    if problems + more:
-        raise Refusal("\n".join(problems + more))
+    if problems:
+        raise Refusal("\n".join(problems))
+    places, others, problems = request.read_places(overrides, options)
+    if problems:
+        raise Refusal("\n".join(problems))
     try:
-        if len(asked) > 1:
-            return _find_places(asked, others, options)
-        (place,) = asked
+        if len(places) > 1:
+            return _find_places(places, others, options)
+        (place,) = places
         typed_once = f"gpu={place.gpu}" in overrides and len(others) == len(overrides) - 1
-        as_typed = place.gpu is None or typed_once and not options.prices
-        return _find_one(overrides if as_typed else place.overrides(others, options), place.options(options))
+        if place.gpu is not None and (options.prices or not typed_once):
+            overrides = place.overrides(others, options)
+        return _find_one(overrides, place.options(options))
     except BrokenProcessPool:
         console.say_problems([f"a worker process was killed: {NO_MEMORY}"])
         return 1
@@ -82,28 +85,36 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
     with pool.worker_pool(search.base) as workers, status_line() as show_status:
         from legroom.foresight.search import runner  # imports torch, which a refusal need not wait for
 
-        if reads_model and (why := workers.submit(runner.refused_model, search.base).result()):
-            raise Refusal(why)
         if reads_model:
+            problem = workers.submit(runner.refused_model, search.base).result()
+            if problem:
+                raise Refusal(problem)
             console.say(present.heading(search))
         result = runner.run(search, options.top, workers, show_status)
     console.say(present.report(search, result, time.monotonic() - start))
     return 0 if result.fits else exit_codes.OUT_OF_MEMORY
 
 
-def _find_places(asked: list[request.Place], others: list[str], options: request.Options) -> int:
+def _find_places(places: list[request.Place], others: list[str], options: request.Options) -> int:
     """Search for each of several GPUs or numbers of them, and print what each is best with. Returns the exit code."""
     with status_line() as show_status:
-        planned, refused = plan.plan_all(asked, others, options, show_status)
+        planned, refused = plan.plan_all(places, others, options, show_status)
     if not planned:
-        raise Refusal("\n".join(dict.fromkeys(line for lines in refused.values() for line in lines)))
-    start, done, interrupted = time.monotonic(), [], False
+        problems: dict[str, None] = {}  # each once
+        for lines in refused.values():
+            problems |= dict.fromkeys(lines)
+        raise Refusal("\n".join(problems))
+    start = time.monotonic()
+    done = []
+    interrupted = False
     with pool.worker_pool(planned[0][1].base) as workers, status_line() as show_status:
         from legroom.foresight.search import runner  # imports torch
 
         first = planned[0][1].base
-        if first.model.pretrained and (why := workers.submit(runner.refused_model, first).result()):
-            raise Refusal(why)
+        if first.model.pretrained:
+            problem = workers.submit(runner.refused_model, first).result()
+            if problem:
+                raise Refusal(problem)
         console.say(present.heading_of_places(planned, refused))
         try:
             for number, (place, search) in enumerate(planned, 1):
@@ -117,19 +128,22 @@ def _find_places(asked: list[request.Place], others: list[str], options: request
         console.say(present.report_of_places(done, options, time.monotonic() - start))
     if interrupted:
         return exit_codes.INTERRUPTED
-    return 0 if any(each.result.fits for each in done) else exit_codes.OUT_OF_MEMORY
+    if any(searched.result.fits for searched in done):
+        return 0
+    return exit_codes.OUT_OF_MEMORY
 
 
 @contextlib.contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
     """A line on stderr that shows the progress; off a terminal a line a minute. Gives the function that changes it."""
-    terminal, said = Console(stderr=True), time.monotonic()
+    terminal = Console(stderr=True)
+    printed_at = time.monotonic()
 
     def update(text: str) -> None:
-        nonlocal said
+        nonlocal printed_at
         line.update(text)
-        if not terminal.is_terminal and time.monotonic() - said >= console.LINE_SECONDS:
-            said = time.monotonic()
+        if not terminal.is_terminal and time.monotonic() - printed_at >= console.LINE_SECONDS:
+            printed_at = time.monotonic()
             console.say(text)
 
     with terminal.status("", spinner=console.spinner(terminal.encoding)) as line:

@@ -45,8 +45,9 @@ def split(argv: list[str]) -> CommandLine:
 
     Hydra's parser takes overrides in one group only: `optim=adamw,sgd -m data.seq_len=32` is an error there.
     """
-    flags, overrides, problems, known = [], [], [], hydra_private.flags()
-    rest = [each for each in argv if each != "--"]
+    flags, overrides, problems = [], [], []
+    known = hydra_private.flags()
+    rest = [text for text in argv if text != "--"]
     while rest:
         text = rest.pop(0)
         if text == "hydra.mode=MULTIRUN":
@@ -68,8 +69,11 @@ def split(argv: list[str]) -> CommandLine:
         flags.append(name + equals + value)
         if value_follows and (known[name].takes_value or rest[0] in known[name].optional_values):
             flags.append(rest.pop(0))
-    problem = None if problems else hydra_private.flag_problem(flags)
-    return CommandLine(flags, overrides, problems + ([f"{problem}."] if problem else []))
+    if not problems:
+        problem = hydra_private.flag_problem(flags)
+        if problem:
+            problems.append(f"{problem}.")
+    return CommandLine(flags, overrides, problems)
 
 
 def own_menus(line: CommandLine) -> tuple[list[Path] | None, list[str]]:
@@ -85,13 +89,13 @@ def own_menus(line: CommandLine) -> tuple[list[Path] | None, list[str]]:
         override = keys.parsed(text)
         if override is None or override.key_or_group != SEARCH_PATH:
             continue
-        named = override.value()
-        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        places = override.value()
+        if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
             continue  # which Hydra refuses
         typed.append(text)
-        if any("://" in each and not each.startswith("file://") for each in named):
+        if any("://" in place and not place.startswith("file://") for place in places):
             return None, typed
-        folders += [paths.expanded(each.removeprefix("file://")) for each in named]
+        folders += [paths.expanded(place.removeprefix("file://")) for place in places]
     return folders, typed
 
 
@@ -106,22 +110,33 @@ def take_own_menus(argv: list[str]) -> list[str]:
         if not folder.is_dir():
             raise Refusal(f"{' '.join(typed)}: there is no folder {folder}. Name one that has menus, as mine/optim/.")
     paths.remember_menus(typed, folders or ())
-    kept = [text for text in argv if text.partition("=")[0] not in (*CONFIG_DIR, SEARCH_PATH)]
-    names = [place for place, text in enumerate(argv) if text in CONFIG_DIR]  # whose values stand behind them
-    values = [argv[place + 1] for place in names if place + 1 < len(argv)]
-    for value in values:
-        kept.remove(value)
+    kept = []
+    is_value = False  # of --config-dir, as an argument of its own
+    for text in argv:
+        name, equals, _ = text.partition("=")
+        if is_value:
+            is_value = False
+        elif name in CONFIG_DIR:
+            is_value = not equals
+        elif name != SEARCH_PATH:
+            kept.append(text)
     return kept
 
 
 def _full_name(typed: str, known: Collection[str]) -> str | None:
     """Hydra's flag of a name, or of the start of a long one, which its parser accepts, too."""
-    starts = [each for each in known if typed.startswith("--") and each.startswith(typed)]
-    return typed if typed in known else starts[0] if len(starts) == 1 else None
+    if typed in known:
+        return typed
+    if not typed.startswith("--"):
+        return None
+    matches = [name for name in known if name.startswith(typed)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _foreign(flag: str, value: str | None) -> str:
     """The line for a flag that is not Hydra's, as `--learning_rate 1e-4`."""
-    typed = suggestions.shown(flag if value is None else f"{flag}={value}")
-    near = suggestions.nearest(flag, hydra_private.flags(), MISSPELT) or keys.suggestion(flag.lstrip("-"), value)
-    return f"{typed}: there is no such flag; keys have no dashes.{near}"
+    typed = flag if value is None else f"{flag}={value}"
+    suggestion = suggestions.nearest(flag, hydra_private.flags(), MISSPELT)
+    if not suggestion:
+        suggestion = keys.suggestion(flag.lstrip("-"), value)
+    return f"{suggestions.shown(typed)}: there is no such flag; keys have no dashes.{suggestion}"

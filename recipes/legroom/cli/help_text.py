@@ -1,6 +1,5 @@
 """The text of --help: menus, options and keys with their comments, read from the YAML files in conf/."""
 
-import itertools
 import re
 import textwrap
 from collections import Counter
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import yaml
 
 from legroom import __version__, invocation, paths, suggestions, yaml_table
-from legroom.cli import commands, console, flags
+from legroom.cli import commands, console, exit_codes, flags
 from legroom.config import GROUPS
 from legroom.errors import Refusal
 from legroom.machine import host
@@ -34,9 +33,20 @@ HEAD = """Menus (the first option is the default), and the keys of their options
 FOOT = """
 Shell completion: eval "$({train} -sc install=bash)" (also zsh, fish). Hydra's own flags: --hydra-help.
 """
-MOST_NEEDED = ("batch.per_device", "batch.effective", "train.max_steps", "train.epochs", "train.learning_rate")
-MOST_NEEDED += ("eval.generate", "save.every_steps", "resume", "device")
-ALL, COLUMNS, NAME_WIDTH = "all", 80, 16
+MOST_NEEDED = (
+    "batch.per_device",
+    "batch.effective",
+    "train.max_steps",
+    "train.epochs",
+    "train.learning_rate",
+    "eval.generate",
+    "save.every_steps",
+    "resume",
+    "device",
+)
+ALL = "all"  # the word behind --help for everything
+COLUMNS = 80
+NAME_WIDTH = 16  # of the column of menus
 KEY_WIDTH = 36  # of the column of keys, with the space behind it
 NOT_LISTED = {*menus.MENUS_OWN, "defaults", "hydra"}
 PACKAGES = ("torch", "transformers", "accelerate", "hydra-core")
@@ -57,9 +67,12 @@ def say(conf: Path, argv: list[str]) -> int:
             console.say(version())
         else:
             console.say(text(conf, flags.take_own_menus(argv)))
-    except (Refusal, yaml.YAMLError, UnicodeDecodeError) as error:
-        console.say_problems([str(error) if isinstance(error, Refusal) else hydra_errors.explain(error, paths.menus())])
-        return 2
+    except Refusal as refusal:
+        console.say_problems([str(refusal)])
+        return exit_codes.REFUSED
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        console.say_problems([hydra_errors.explain(error, paths.menus())])
+        return exit_codes.REFUSED
     return 0
 
 
@@ -69,23 +82,28 @@ def text(conf: Path, argv: list[str]) -> str:
     conf: the folder of the menus; those of a person's own are shown as well. argv: without the flags that take a value.
     Raises Refusal for a name that is no menu and no section.
     """
-    argv = [each for each in argv if not each.startswith("-")]
-    named = [each.partition("=")[0] for each in argv]
-    if named == [ALL]:
-        return describe(conf)
-    if not named or any("=" in each for each in argv):
+    names = [argument for argument in argv if not argument.startswith("-")]
+    if not names or any("=" in name for name in names):
         return first(conf)
+    if names == [ALL]:
+        return describe(conf)
     known = [name for name in keys.schema() if keys.is_section(name)]
-    for name in named:
+    parts = []
+    for name in names:
         if name not in known:
             near = suggestions.nearest(name, known) or f" There are {', '.join(known)}."
             raise Refusal(f"--help {suggestions.shown(name)}: there is no such menu or section.{near}")
-    return "\n\n".join(_menu_in_full(conf, name) if name in GROUPS else _section(conf, name) for name in named)
+        parts.append(_menu_in_full(conf, name) if name in GROUPS else _section(conf, name))
+    return "\n\n".join(parts)
 
 
 def version() -> str:
     """The line of --version."""
-    packages = [f"{name} {host.version(name)}" for name in PACKAGES if host.version(name)]
+    packages = []
+    for name in PACKAGES:
+        installed = host.version(name)
+        if installed:
+            packages.append(f"{name} {installed}")
     return f"legroom {__version__}, with {', '.join(packages)}"
 
 
@@ -94,24 +112,32 @@ def first(conf: Path) -> str:
     train = invocation.command()
     lines = [FIRST.format(train=train, chat=invocation.command("chat")), "Menus (the first option is the default):"]
     for group in GROUPS:
-        names, left = [path.stem for path in options_of(conf, group)], COLUMNS - NAME_WIDTH - 2
-        fit = names if len(", ".join(names)) <= left else []
-        for name in names if not fit else []:
-            if len(", ".join([*fit, name])) + len(f", ... ({len(names)})") > left:
-                break
-            fit.append(name)
-        more = f", ... ({len(names)})" if len(fit) < len(names) else ""
-        lines.append(f"  {group:<{NAME_WIDTH}}{', '.join(fit)}{more}")
+        names = [path.stem for path in options_of(conf, group)]
+        lines.append(f"  {group:<{NAME_WIDTH}}{_shortened(names, COLUMNS - NAME_WIDTH - 2)}")
     for group, files in overrides.experiments(paths.own_menus()).items():
         names = textwrap.shorten(", ".join(files), COLUMNS - NAME_WIDTH - 2, placeholder=" ...")
         lines.append(f"  {f'+{group}':<{NAME_WIDTH - 1}} {names}")
-    found = {key.name: key for key in keys_of(conf / "config.yaml")}
+    by_name = {key.name: key for key in keys_of(conf / "config.yaml")}
     lines.append("\nKeys that most runs need:")
     for name in MOST_NEEDED:
-        about = textwrap.shorten(found[name].comment, COLUMNS - KEY_WIDTH, placeholder=" ...")
-        lines.append(f"  {f'{name}={found[name].value}':<{KEY_WIDTH - 4}}{about}".rstrip())
+        key = by_name[name]
+        about = textwrap.shorten(key.comment, COLUMNS - KEY_WIDTH, placeholder=" ...")
+        lines.append(f"  {f'{name}={key.value}':<{KEY_WIDTH - 4}}{about}".rstrip())
     others = ", ".join(name for name in commands.COMMANDS if name not in ("train", "chat"))
     return "\n".join([*lines, LAST.format(others=textwrap.fill(f"Other commands: {others}", COLUMNS))])
+
+
+def _shortened(names: list[str], width: int) -> str:
+    """The names in so many columns; where they are too many, the first ones and how many there are."""
+    text = ", ".join(names)
+    if len(text) <= width:
+        return text
+    end = f", ... ({len(names)})"
+    count = len(names)
+    while count > 0 and len(text) + len(end) > width:
+        count -= 1
+        text = ", ".join(names[:count])
+    return text + end
 
 
 def describe(conf: Path) -> str:
@@ -120,10 +146,12 @@ def describe(conf: Path) -> str:
     lines = [HEAD]
     for group in GROUPS:
         files = options_of(conf, group)
-        lines += [group, *(f"  {path.stem:<18}{first_line(path)}" for path in files), *_shared_keys(group, files)]
-    for group, named in sorted(overrides.experiments([conf, *paths.own_menus()]).items()):
+        lines.append(group)
+        lines += [f"  {path.stem:<18}{first_line(path)}" for path in files]
+        lines += _shared_keys(group, files)
+    for group, experiments in sorted(overrides.experiments([conf, *paths.own_menus()]).items()):
         lines.append(f"+{group}=   (a whole configuration; 'glob(*)' with -m runs them all)")
-        for path in sorted(named.values(), key=first_line):
+        for path in sorted(experiments.values(), key=first_line):
             lines.append(f"  {path.stem:<42}{first_line(path)}".rstrip())
     lines.append("\nKeys:")
     lines += [_key_line(key.name, key) for key in keys_of(conf / "config.yaml")]
@@ -133,47 +161,45 @@ def describe(conf: Path) -> str:
 def _menu_in_full(conf: Path, group: str) -> str:
     lines = []
     for path in options_of(conf, group):
-        lines += [
-            f"{group}={path.stem}   {first_line(path)}",
-            *(_key_line(f"{group}.{k.name}", k) for k in keys_of(path)),
-        ]
+        lines.append(f"{group}={path.stem}   {first_line(path)}")
+        lines += [_key_line(f"{group}.{key.name}", key) for key in keys_of(path)]
     return "\n".join(lines)
 
 
 def _section(conf: Path, name: str) -> str:
-    return "\n".join(
-        _key_line(key.name, key) for key in keys_of(conf / "config.yaml") if key.name.startswith(f"{name}.")
-    )
+    section_keys = [key for key in keys_of(conf / "config.yaml") if key.name.startswith(f"{name}.")]
+    return "\n".join(_key_line(key.name, key) for key in section_keys)
 
 
 def options_of(conf: Path, group: str) -> list[Path]:
     """The files of a menu's options: the default first, then a person's own, then the others, x2 before x16."""
     defaults = yaml_table.read(conf / "config.yaml")["defaults"]
-    found = menus.options(group, [conf, *paths.own_menus()])
+    files = menus.options(group, [conf, *paths.own_menus()])
 
     def order(path: Path) -> tuple[bool, bool, str]:
         by_number = re.sub(r"\d+", lambda number: number[0].zfill(9), path.stem)
         return {group: path.stem} not in defaults, path.is_relative_to(conf), by_number
 
-    return sorted(found.values(), key=order)
+    return sorted(files.values(), key=order)
 
 
 def keys_of(path: Path) -> list[Key]:
     """The keys of a YAML file that a person may set, those of a section or a mapping as `args.beta3`."""
-    found, parent, lines = [], "", path.read_text().splitlines()
-    for line in lines:
-        matched = re.match(r"(\s*)(\w+):\s*([^#]*?)\s*(?:#\s*(.*))?$", line)
-        if matched is None:
+    listed: list[Key] = []
+    section = ""
+    for line in path.read_text().splitlines():
+        match = re.match(r"(\s*)(\w+):\s*([^#]*?)\s*(?:#\s*(.*))?$", line)
+        if match is None:
             more = re.match(r"\s+#\s*(.*)$", line)
-            if more and found and not parent:  # the comment goes on
-                found[-1] = found[-1]._replace(comment=f"{found[-1].comment} {more[1]}")
+            if more and listed and not section:  # the comment goes on
+                listed[-1] = listed[-1]._replace(comment=f"{listed[-1].comment} {more[1]}")
             continue
-        indent, name, value, comment = matched.groups("")
+        indent, name, value, comment = match.groups("")
         if not indent:
-            parent = "" if value else name
-        if value and not {parent or name} & NOT_LISTED:
-            found.append(Key(f"{parent}.{name}" if parent else name, value, comment))
-    return found
+            section = "" if value else name
+        if value and (section or name) not in NOT_LISTED:
+            listed.append(Key(f"{section}.{name}" if section else name, value, comment))
+    return listed
 
 
 def _shared_keys(group: str, paths: list[Path]) -> Iterator[str]:
@@ -185,13 +211,17 @@ def _shared_keys(group: str, paths: list[Path]) -> Iterator[str]:
     for path in paths:
         for key in keys_of(path):
             by_name.setdefault(key.name, {})[path.stem] = key
-    for name, having in by_name.items():
-        values = {key.value for key in having.values()}
-        comment, count = Counter(key.comment for key in having.values()).most_common(1)[0]
-        shown = [option for option, key in having.items() if not comment or key.comment == comment]
-        others = f"; others: --help {group}" if comment and count < len(having) else ""
-        comment = f"{comment} {_which(shown, [path.stem for path in paths])}{others}".strip()
-        yield _key_line(f"{group}.{name}", Key(name, values.pop() if len(values) == 1 else "...", comment))
+    options = [path.stem for path in paths]
+    for name, keys_by_option in by_name.items():
+        same_keys = list(keys_by_option.values())
+        values = {key.value for key in same_keys}
+        comment, count = Counter(key.comment for key in same_keys).most_common(1)[0]
+        described = [option for option, key in keys_by_option.items() if not comment or key.comment == comment]
+        text = f"{comment} {_which(described, options)}"
+        if comment and count < len(same_keys):
+            text += f"; others: --help {group}"
+        value = values.pop() if len(values) == 1 else "..."
+        yield _key_line(f"{group}.{name}", Key(name, value, text.strip()))
 
 
 def _which(options: list[str], names: list[str]) -> str:
@@ -199,7 +229,9 @@ def _which(options: list[str], names: list[str]) -> str:
     others = [name for name in names if name not in options]
     if not others:
         return ""
-    return f"({', '.join(options)})" if len(options) <= len(others) else f"(all but {', '.join(others)})"
+    if len(others) < len(options):
+        return f"(all but {', '.join(others)})"
+    return f"({', '.join(options)})"
 
 
 def _key_line(typed: str, key: Key) -> str:
@@ -207,9 +239,14 @@ def _key_line(typed: str, key: Key) -> str:
 
 
 def first_line(path: Path) -> str:
-    """The comment at the top of an option's or an experiment's file, where Hydra's `@package` may stand first; a file
-    without one is shown by its place."""
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    comments = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    said = (line.removeprefix("#").strip() for line in comments)
-    return next((line for line in said if not line.startswith("@package")), str(path))
+    """The comment at the top of an option's or an experiment's file, where Hydra's `@package` may stand first.
+
+    A file without one is shown by its path.
+    """
+    for line in path.read_text().splitlines():
+        if not line.strip().startswith("#"):
+            break
+        comment = line.strip().removeprefix("#").strip()
+        if not comment.startswith("@package"):
+            return comment
+    return str(path)

@@ -15,15 +15,17 @@ class SweepState:
     ended: int = 0
     seconds: list[float] = field(default_factory=list)  # of the jobs that ran here
     began: float = 0.0  # when the running job did
-    said: set[str] = field(default_factory=set)  # the warnings that were printed
+    printed: set[str] = field(default_factory=set)  # the warnings
     numbers: dict[str, int] = field(default_factory=dict)  # config_key -> the number of the job that had it first
 
     def seconds_left(self) -> float | None:
         """Until the sweep's end, if the jobs to come take as long as those before; None while that is not known."""
         if self.jobs is None or not self.seconds:
             return None
-        each, rest = sum(self.seconds) / len(self.seconds), self.jobs - self.ended
-        return max(0.0, each * (rest - 1) + max(0.0, each - (time.monotonic() - self.began)))
+        job_seconds = sum(self.seconds) / len(self.seconds)
+        running_seconds = max(0.0, job_seconds - (time.monotonic() - self.began))
+        jobs_to_come = self.jobs - self.ended - 1
+        return max(0.0, job_seconds * jobs_to_come + running_seconds)
 
     def job_ends(self, ran: bool) -> None:
         """A job has ended, here or (ran=False) in an earlier command."""
@@ -37,21 +39,22 @@ def figures(done: StepsDone | None) -> str:
     if done is None:
         return ""
     text = f"  loss {done.loss:.4f}  {done.samples_per_second:.1f} samples/s"
-    return text if done.memory_bytes is None else f"{text}  {memory_text(done)}"
+    if done.memory_bytes is not None:
+        text += f"  {memory_text(done.memory_bytes, done.memory_limit_bytes or 0)}"
+    return text
 
 
-def memory_text(done: StepsDone) -> str:
-    """The memory in use, beside what there is."""
-    used, limit = done.memory_bytes or 0, done.memory_limit_bytes or 0
+def memory_text(used: int, limit: int) -> str:
+    """The memory in use, beside what there is, in bytes."""
     unit, name = (GIB, "GiB") if limit >= GIB else (MIB, "MiB")
-    share = f" ({used / limit:.0%})" if limit else ""
-    return f"memory {used / unit:.1f} of {limit / unit:.1f} {name}{share}"
+    text = f"memory {used / unit:.1f} of {limit / unit:.1f} {name}"
+    if limit:
+        text += f" ({used / limit:.0%})"
+    return text
 
 
-def clock(seconds: float | None) -> str:
-    """0:03:07; an empty text for None."""
-    if seconds is None:
-        return ""
+def clock(seconds: float) -> str:
+    """0:03:07"""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

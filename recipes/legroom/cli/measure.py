@@ -13,7 +13,6 @@ paths nor data.
 
 import dataclasses
 import json
-from typing import Any
 
 from legroom import invocation
 from legroom.cli import console
@@ -31,47 +30,56 @@ def main(argv: list[str]) -> int:
     add("--network", action="store_true", help="the prediction may use the network; the measured run always may")
     add("--no-prediction", action="store_true", help="do not run `check` beside it")
     add("--share", type=invocation.path, metavar="FILE", help="write the figures to a file that may be given to others")
-    asked = parsed(parser, argv)
+    arguments = parsed(parser, argv)
     try:
-        if asked.steps < 2:
-            raise Refusal(f"--steps {asked.steps}: it takes two steps until one is like every later one.")
-        program = command.parse(asked.program)
-        done = measure.measure(program, asked.seconds, asked.steps, Progress(program.name))
-        if not asked.no_prediction and done.found["device"] == "cuda":
-            done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, network=asked.network))
+        if arguments.steps < 2:
+            raise Refusal(f"--steps {arguments.steps}: it takes two steps until one is like every later one.")
+        program = command.parse(arguments.program)
+        measured = measure.measure(program, arguments.seconds, arguments.steps, Progress(program.name))
+        if not arguments.no_prediction and measured.found["device"] == "cuda":
+            settings = check.Settings(seconds=arguments.seconds, network=arguments.network)
+            measured = _with_prediction(measured, program, settings)
     except (Refusal, OSError) as error:
-        return refused(error, asked.json)
+        return refused(error, arguments.json)
     clear_progress()
-    console.say(json.dumps(done.found | {"predicted": done.predicted}) if asked.json else text_of(done, program))
-    if asked.share is not None:
+    if arguments.json:
+        console.say(json.dumps(measured.found | {"predicted": measured.predicted}))
+    else:
+        console.say(text_of(measured, program))
+    if arguments.share is not None:
         try:
-            measure.write_shared(done, asked.share)
+            measure.write_shared(measured, arguments.share)
         except OSError as error:
-            return refused(Refusal(f"--share {asked.share}: {error.strerror}."))
+            return refused(Refusal(f"--share {arguments.share}: {error.strerror}."))
     return 0
 
 
-def _with_prediction(done: measure.Measurement, program: command.Program, settings: check.Settings) -> Any:
+def _with_prediction(
+    measured: measure.Measurement, program: command.Program, settings: check.Settings
+) -> measure.Measurement:
+    """The measurement with the prediction of the same, or with a note that there is none."""
     try:
-        return dataclasses.replace(done, predicted=measure.predicted(program, settings))
+        return dataclasses.replace(measured, predicted=measure.predicted(program, settings))
     except Refusal as error:
-        done.found["notes"].append(f"there is no prediction beside it: {error}")
-        return done
+        measured.found["notes"].append(f"there is no prediction beside it: {error}")
+        return measured
 
 
-def text_of(done: measure.Measurement, program: command.Program) -> str:
+def text_of(measured: measure.Measurement, program: command.Program) -> str:
     """The figures, with those of the prediction beside them where there is one."""
-    found, predicted = done.found, done.predicted or {}
-    head = f"{program.name} on {found['device_name']}: {done.outcome.steps} optimizer steps"
-    lines = [head, " " * 26 + ("predicted    " if predicted else "") + "measured"]
-    for name, value in done.measured.items():
+    facts, predicted = measured.found, measured.predicted
+    lines = [f"{program.name} on {facts['device_name']}: {measured.outcome.steps} optimizer steps"]
+    lines.append(" " * 26 + ("predicted    measured" if predicted else "measured"))
+    for name, value in measured.measured.items():
         if value is None:
             continue
         unit, factor = ("MiB", MIB) if name.endswith("_bytes") else ("ms", 1e-3)
-        shown = [predicted.get(name)] * bool(predicted) + [value]
-        cells = "".join(f"{'' if each is None else f'{each / factor:,.2f}':>13}" for each in shown)
+        cells = f"{value / factor:>13,.2f}"
+        if predicted:
+            predicted_value = predicted.get(name)
+            cells = ("" if predicted_value is None else f"{predicted_value / factor:,.2f}").rjust(13) + cells
         lines.append(f"  {name.rpartition('_')[0]:<16}{cells} {unit}")
-    phase = {"step": "optimizer's update"}.get(found["peak_phase"], f"{found['peak_phase']} pass")
-    lines.append(f"  peak in the {phase} of the second step; {found['trained_parameters']:,} trained parameters")
-    notes = [*found["notes"], *done.outcome.notes]
-    return "\n".join([*lines, *(f"  note: {note}" for note in notes)])
+    phase = "optimizer's update" if facts["peak_phase"] == "step" else f"{facts['peak_phase']} pass"
+    lines.append(f"  peak in the {phase} of the second step; {facts['trained_parameters']:,} trained parameters")
+    lines += [f"  note: {note}" for note in [*facts["notes"], *measured.outcome.notes]]
+    return "\n".join(lines)

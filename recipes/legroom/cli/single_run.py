@@ -60,14 +60,20 @@ def run_alone(composed: DictConfig, hydra_config: HydraConf) -> str:
         with contextlib.suppress(OSError):
             new_folder.rmdir()  # Hydra has created it
     before = resume.matching_record(cfg, folder)
-    if problems := resume.save_as_before(cfg, outcome, before):
+    problems = resume.save_as_before(cfg, outcome, before)
+    if problems:
         return _refuse(problems)
     if before is not None and resume.is_finished(cfg, folder, before):
         return _report_finished(cfg, before, folder)
-    if cfg.resume == resume.LATEST and (problems := resume.mismatch_problems(cfg, checkpoint_files.found(folder))):
-        return _refuse(problems)
-    damaged = resume.damaged_record(cfg, folder) if before is None else None
-    outcome.warnings += [damaged] if damaged else []
+    if cfg.resume == resume.LATEST:
+        problems = resume.mismatch_problems(cfg, checkpoint_files.found(folder))
+        if problems:
+            return _refuse(problems)
+    damaged = None
+    if before is None:
+        damaged = resume.damaged_record(cfg, folder)
+        if damaged is not None:
+            outcome.warnings.append(damaged)
     return _run_and_report(folder, Composed(cfg, outcome), before, resumes=damaged is not None)
 
 
@@ -90,23 +96,21 @@ def _run_and_report(folder: Path, job: Composed, before: record.Record | None = 
 
     before: the record of the training that is resumed, which the new one replaces. resumes: it is resumed without one.
     """
-    cfg, checkpoints = job.cfg, checkpoint_files.found(folder)
-    model = cfg.save.final and not checkpoints and any(folder.glob(f"{run_folder.MODEL_FOLDER}/*"))  # somebody's
-    others = is_occupied(folder) or model or (cfg.resume is None and checkpoints)
-    if before is None and not resumes and others:
-        or_resume = ", or continue that training: resume=latest" if cfg.resume is None else ""
-        other_record = (
-            f"{folder} holds another run's record, checkpoints or model. Choose another folder with "
-            f"hydra.run.dir={or_resume}."
-        )
-        return _refuse(job.problems or [other_record])
+    if before is None and not resumes and _holds_other_run(job.cfg, folder):
+        if job.problems:
+            return _refuse(job.problems)
+        advice = "Choose another folder with hydra.run.dir="
+        if job.cfg.resume is None:
+            advice += ", or continue that training: resume=latest"
+        return _refuse([f"{folder} holds another run's record, checkpoints or model. {advice}."])
     if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
         return run_nonzero_rank(job.record, job.problems)
     display = console.Console()
     try:
         with run_lock.hold(folder):
-            names = (record_file.FILE_NAME, *run_folder.PAGE_FILES) if before and before.status != "refused" else ()
-            kept = {path: path.read_bytes() for name in names if (path := folder / name).is_file()}
+            kept = {}
+            if before is not None and before.status != "refused":
+                kept = _contents(folder)
             outcome = run_in(folder, job, display)
             if kept and outcome.status == "refused" and outcome.training.steps == 0:  # the run stays what it was
                 for path, content in kept.items():
@@ -115,17 +119,36 @@ def _run_and_report(folder: Path, job: Composed, before: record.Record | None = 
                 write_page(outcome, folder)
     except Refusal as error:
         return _refuse([str(error)])
-    except OSError as error:
-        trained = isinstance(error, post_mortem.UnwrittenRecord)
-        if trained:
-            display.finish(error.record, folder)
+    except post_mortem.UnwrittenRecord as error:
+        display.finish(error.record, folder)
         console.say_problems([unwritable(error)])
-        return "failed" if trained else "refused"
+        return "failed"
+    except OSError as error:
+        return _refuse([unwritable(error)])
     if outcome.status == "refused" and outcome.error is not None:
         console.say_problems(outcome.error.message.splitlines())
     else:
         display.finish(outcome, folder)
     return outcome.status
+
+
+def _holds_other_run(cfg: Config, folder: Path) -> bool:
+    """Whether a folder has a record, checkpoints or a model of another run."""
+    if is_occupied(folder):
+        return True
+    if checkpoint_files.found(folder):
+        return cfg.resume is None
+    return bool(cfg.save.final) and any(folder.glob(f"{run_folder.MODEL_FOLDER}/*"))
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    """The record and the page of a run, by their paths."""
+    contents = {}
+    for name in (record_file.FILE_NAME, *run_folder.PAGE_FILES):
+        path = folder / name
+        if path.is_file():
+            contents[path] = path.read_bytes()
+    return contents
 
 
 def run_nonzero_rank(outcome: record.Record, problems: Sequence[str]) -> str:
@@ -154,7 +177,8 @@ def run_in(
     """
     cfg, outcome, group = job.cfg, job.record, job.group
     if job.problems:
-        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(job.problems))
+        outcome.status = "refused"
+        outcome.error = record.Error("load", "Refusal", "\n".join(job.problems))
         record_file.write(outcome, folder)
         return outcome
     run_folder.check_files(folder)
@@ -171,7 +195,8 @@ def run_in(
         for line in outcome.warnings:
             display.warn(line)
         outcome = supervise.run(launch.Job(outcome, folder, current_rank()), display.on_message, source)
-        new_warnings = write_page(outcome, folder, None if group is None else folder.parent)
+        sweep = None if group is None else folder.parent
+        new_warnings = write_page(outcome, folder, sweep)
         new_warnings += tracker.finish(outcome)
     if new_warnings:
         outcome.warnings += new_warnings

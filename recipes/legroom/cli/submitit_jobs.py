@@ -58,8 +58,8 @@ def followed(sweep: sweeps.Sweep, folder: Path | None) -> Iterator[None]:
     def start_and_follow(start: Callable, rows: tuple) -> list[Followed]:
         with _environment_of_jobs():
             jobs = start()
-            each = zip(jobs, *submitit_private.overrides_and_numbers(rows))
-            return [follower.follow(job, overrides, number) for job, overrides, number in each]
+            all_overrides, numbers = submitit_private.overrides_and_numbers(rows)
+            return [follower.follow(*submitted) for submitted in zip(jobs, all_overrides, numbers)]
 
     try:
         with submitit_private.jobs_wrapped(start_and_follow):
@@ -96,7 +96,8 @@ class Follower:
     """The submitted jobs of a sweep, in the command that waits for them. folder: the sweep's."""
 
     def __init__(self, sweep: sweeps.Sweep, folder: Path):
-        self.sweep, self.folder = sweep, folder
+        self.sweep = sweep
+        self.folder = folder
         self.jobs: list[Followed] = []
         self.printed: dict[int, int] = {}  # number of a job -> how many of its lines have been printed
         self.problems: list[str] = []
@@ -140,7 +141,10 @@ class Followed:
     """A submitted job with the interface that Hydra's launcher expects of it."""
 
     def __init__(self, job: SubmititJob, overrides: list[str], number: int, follower: Follower):
-        self.job, self.overrides, self.number, self.follower = job, overrides, number, follower
+        self.job = job
+        self.overrides = overrides
+        self.number = number
+        self.follower = follower
         self.local = submitit_private.is_local(job)
 
     def results(self) -> list[JobReturn]:
@@ -150,7 +154,10 @@ class Followed:
             self.follower.print_notes()
             time.sleep(pause_seconds)
         deadline = time.monotonic() + (0 if self.local else LAG_SECONDS)
-        while (note := self.follower.print_notes().get(self.number)) is None or note["status"] == sweeps.STARTED:
+        while True:
+            note = self.follower.print_notes().get(self.number)
+            if note is not None and note["status"] != sweeps.STARTED:
+                break
             if time.monotonic() >= deadline:
                 self.write_post_mortem(note)
                 self.follower.print_notes()
@@ -162,13 +169,15 @@ class Followed:
         """Write the record and the note of a job that ended without them. note: of its start, or None."""
         state = self.job.state.split()[0]  # 'CANCELLED by 1000'
         status = SLURM_STATES.get(state, "killed")
-        last_line = (self.job.stderr() or "").strip().splitlines()[-1:] or ["it printed no error"]
-        message = (
-            f"its process ended and left no record{'' if self.local else f' ({state})'}: {last_line[0]} "
-            f"({self.job.paths.stderr})"
-        )
+        message = "its process ended and left no record"
+        if not self.local:
+            message += f" ({state})"
+        error_lines = (self.job.stderr() or "").strip().splitlines()
+        last_line = error_lines[-1] if error_lines else "it printed no error"
+        message += f": {last_line} ({self.job.paths.stderr})"
         sweep, folder = self.follower.sweep, self.follower.folder
-        label = sweeps.distinguishing_overrides(self.overrides, sweeps.count_jobs(sweep)[1])
+        _, swept = sweeps.count_jobs(sweep)
+        label = sweeps.distinguishing_overrides(self.overrides, swept)
         if note is None:  # the job's folder is unknown: its name depends on the machine on which the job ran
             line = f"{self.number + 1:>3}  {status:<13}{' '.join(label)}  {message}"
             sweep.note(folder, self.number, "", status, [line])

@@ -9,18 +9,25 @@ from legroom.records.record import SHARES, Estimate, Memory, Operations, Record
 from legroom.units import MIB
 
 Row = tuple[str, str, str]  # name, value, note
+SECONDS_FROM = {"predicted": "predicted", "cuda": "of the kernels", "cpu": "of the calls"}
 PARTS = ("model", "training", "evaluation", "speed", "memory", "estimate")
 
 
 def figure_lines(outcome: Record) -> list[str]:
     """The figures of the record that are single values, by their names in the record (docs/record.md)."""
-    lines, count = lines_of(_device_rows(outcome.memory)), outcome.memory.parameter_count
-    for part in (part for part in PARTS if getattr(outcome, part) is not None):
+    lines = lines_of(_device_rows(outcome.memory))
+    for part in PARTS:
+        if getattr(outcome, part) is None:
+            continue
+        parameters = outcome.memory.parameter_count if part == "memory" else None
         for name, value in vars(getattr(outcome, part)).items():
-            within = value.items() if isinstance(value, dict) else [("", value)]
-            for key, figure in within:
-                if text := _figure(name, figure, count if part == "memory" else None):
-                    lines.append(f"  {f'{part}.{name}.{key}'.rstrip('.'):<40}{text}")
+            figures = {f"{part}.{name}": value}
+            if isinstance(value, dict):
+                figures = {f"{part}.{name}.{key}": figure for key, figure in value.items()}
+            for full_name, figure in figures.items():
+                text = _figure(name, figure, parameters)
+                if text:
+                    lines.append(f"  {full_name:<40}{text}")
     return lines
 
 
@@ -31,13 +38,19 @@ def _figure(name: str, value: Any, parameters: int | None) -> str:
     if isinstance(value, str) or not math.isfinite(value):
         return str(value)
     if "bytes" in name:
-        each = f", {value / parameters:.2f} bytes a parameter" if parameters and not name.startswith("host") else ""
-        return f"{value / MIB:,.1f} MiB{each}"
+        text = f"{value / MIB:,.1f} MiB"
+        if parameters and not name.startswith("host"):
+            text += f", {value / parameters:.2f} bytes a parameter"
+        return text
+    if "seconds" in name and value < 10:
+        return f"{value * 1000:,.2f} ms"
     if "seconds" in name:
-        return f"{value * 1000:,.2f} ms" if value < 10 else f"{value:,.1f} s"
+        return f"{value:,.1f} s"
     if name in ("mfu", *SHARES) or name.endswith("_share"):
         return f"{value:.1%}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.4f}"
 
 
 def lines_of(rows: Iterable[Row]) -> list[str]:
@@ -46,7 +59,9 @@ def lines_of(rows: Iterable[Row]) -> list[str]:
 
 def _device_rows(memory: Memory) -> Iterator[Row]:
     """Device memory as the guides print it: before (of an estimate: none), with the kernels loaded, with the model."""
-    weights = memory.weights_device_bytes if memory.weights_device_bytes is not None else memory.weights_bytes
+    weights = memory.weights_device_bytes
+    if weights is None:
+        weights = memory.weights_bytes
     if memory.device_used_bytes is None or memory.context_bytes is None or weights is None:
         return
     before = memory.device_used_at_start_bytes or 0
@@ -79,33 +94,55 @@ def evaluation(estimate: Estimate, memory: Memory) -> Iterator[Row]:
 def operations_of(operations: Operations) -> Iterator[Row]:
     """The groups of operations of one step, with their shares of its time and arithmetic."""
     rows = operations.groups
-    seconds, flops = sum(row["seconds"] or 0 for row in rows), sum(row["flops"] for row in rows) or 1
-    how = {"predicted": "predicted", "cuda": "of the kernels", "cpu": "of the calls"}.get(operations.seconds_from or "")
-    by_phase = {}
-    for row in rows:
-        by_phase[row["phase"]] = by_phase.get(row["phase"], 0) + (row["seconds"] or 0)
-    phases = ", ".join(f"{phase} {share / seconds:.0%}" for phase, share in by_phase.items()) if seconds else ""
-    yield "Operations of a step", f"{seconds * 1000:.2f} ms" if seconds else "", ", ".join(filter(None, [how, phases]))
+    seconds, flops = _sums(rows)
+    notes = []
+    if operations.seconds_from in SECONDS_FROM:
+        notes.append(SECONDS_FROM[operations.seconds_from])
+    if seconds:
+        for phase in dict.fromkeys(row["phase"] for row in rows):
+            phase_seconds, _ = _sums([row for row in rows if row["phase"] == phase])
+            notes.append(f"{phase} {phase_seconds / seconds:.0%}")
+    yield "Operations of a step", _milliseconds(seconds, seconds), ", ".join(notes)
     for group in dict.fromkeys(row["group"] for row in rows):
-        own = [row for row in rows if row["group"] == group]
-        time, done = sum(row["seconds"] or 0 for row in own), sum(row["flops"] for row in own)
-        share = f"{time / seconds:.1%} of the time, " if seconds else ""
-        note = f"{share}{done / flops:.2%} of the FLOPs, {sum(row['calls'] for row in own):,} calls"
-        yield f"  {group}", f"{time * 1000:.2f} ms" if seconds else "", note
+        group_rows = [row for row in rows if row["group"] == group]
+        group_seconds, group_flops = _sums(group_rows)
+        calls = sum(row["calls"] for row in group_rows)
+        note = f"{group_flops / (flops or 1):.2%} of the FLOPs, {calls:,} calls"
+        if seconds:
+            note = f"{group_seconds / seconds:.1%} of the time, {note}"
+        yield f"  {group}", _milliseconds(group_seconds, seconds), note
+
+
+def _sums(rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """(seconds, FLOPs) of some rows of operations."""
+    return sum(row["seconds"] or 0 for row in rows), sum(row["flops"] for row in rows)
+
+
+def _milliseconds(seconds: float, total: float) -> str:
+    """A time; nothing where no times are known, which sum to no total."""
+    return f"{seconds * 1000:.2f} ms" if total else ""
 
 
 def explanation(estimate: Estimate) -> Iterator[Row]:
     """What takes the memory, and what would save some (estimate.explain)."""
     for index, tensor in enumerate(estimate.largest):
-        count = f", {tensor['count']} of them" if tensor["count"] > 1 else ""
-        name = "" if index else "  largest at the peak"
-        yield name, units.size(tensor["bytes"]), f"{tensor['part']}, {tensor['made_by']}{count}"
+        name = "  largest at the peak" if index == 0 else ""
+        note = f"{tensor['part']}, {tensor['made_by']}"
+        if tensor["count"] > 1:
+            note += f", {tensor['count']} of them"
+        yield name, units.size(tensor["bytes"]), note
     for index, lever in enumerate(estimate.levers):
-        name = "" if index else "  levers, each alone"
+        name = "  levers, each alone" if index == 0 else ""
         if "refused" in lever:
             yield name, "", f"not with {lever['words']}: {lever['refused']}"
             continue
-        seconds = f"; {lever['step_seconds'] * 1000:.0f} ms a step" if lever["step_seconds"] else ""
         saved = lever["saved_bytes"]
-        what = "saved by" if saved > 0 else "more with" if saved < 0 else "of difference:"
-        yield name, units.size(abs(saved)), f"{what} {lever['words']}{seconds}"
+        if saved > 0:
+            note = f"saved by {lever['words']}"
+        elif saved < 0:
+            note = f"more with {lever['words']}"
+        else:
+            note = f"of difference: {lever['words']}"
+        if lever["step_seconds"]:
+            note += f"; {lever['step_seconds'] * 1000:.0f} ms a step"
+        yield name, units.size(abs(saved)), note

@@ -78,15 +78,13 @@ class Sweep:
             return
         notes_folder = Path(folder, JOBS_FOLDER, self.name)
         notes_folder.mkdir(parents=True, exist_ok=True)
-        path, part = notes_folder / f"{number}.json", notes_folder / f".{number}-{os.getpid()}"
-        before = json.loads(path.read_text())["lines"] if path.exists() else []  # of a job that was requeued
-        note = {
-            "job": number,
-            "key": key,
-            "status": status,
-            "lines": [*before, *lines],
-            "record": json.loads(record_file.to_json(initial_record)) if initial_record is not None else None,
-        }
+        path = notes_folder / f"{number}.json"
+        note: dict[str, Any] = {"job": number, "key": key, "status": status, "lines": list(lines), "record": None}
+        if path.exists():  # of a job that was requeued
+            note["lines"] = [*json.loads(path.read_text())["lines"], *lines]
+        if initial_record is not None:
+            note["record"] = json.loads(record_file.to_json(initial_record))
+        part = notes_folder / f".{number}-{os.getpid()}"
         part.write_text(json.dumps(note))
         part.replace(path)
 
@@ -143,13 +141,17 @@ def new() -> Sweep:
 def final_record(folder: Path) -> record.Record | None:
     """The record in a job's folder if the job need not run again, or None. A record of another job does not count."""
     outcome, _ = own_record(folder)
-    return outcome if outcome is not None and outcome.status in FINAL else None
+    if outcome is None or outcome.status not in FINAL:
+        return None
+    return outcome
 
 
 def unusable_record(folder: Path) -> str | None:
     """A warning about the file in a job's folder that is not the job's record, or None. The job replaces it."""
-    why = own_record(folder)[1]
-    return printable(f"the record in this job's folder is replaced, since {why}") if why else None
+    _, reason = own_record(folder)
+    if not reason:
+        return None
+    return printable(f"the record in this job's folder is replaced, since {reason}")
 
 
 def own_record(folder: Path) -> tuple[record.Record | None, str]:
@@ -160,8 +162,9 @@ def own_record(folder: Path) -> tuple[record.Record | None, str]:
         return None, ""
     except (OSError, ValueError) as error:
         return None, f"it cannot be used: {error}"
-    is_own = outcome.config_key == folder.name
-    return (outcome, "") if is_own else (None, f"it is that of another job, {outcome.config_key}.")
+    if outcome.config_key != folder.name:
+        return None, f"it is that of another job, {outcome.config_key}."
+    return outcome, ""
 
 
 def clear(folder: Path, resume: bool = False) -> None:
@@ -179,7 +182,10 @@ def clear(folder: Path, resume: bool = False) -> None:
     if resume and checkpoint_files.found(folder):
         return
     for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def job_environment(hydra_config: HydraConf, jobs: int | None) -> dict[str, Any]:
@@ -187,36 +193,49 @@ def job_environment(hydra_config: HydraConf, jobs: int | None) -> dict[str, Any]
 
     hydra_config: Hydra's own node of the job. jobs: the number of the sweep's jobs, if known.
     """
-    launcher, at_once = hydra_config.launcher, 1
-    target = str(launcher.get("_target_", ""))
-    if "joblib" in target:
-        at_once = int(launcher.get("n_jobs", 1) or 1)
-        if at_once < 0:
-            at_once = (os.cpu_count() or 1) + 1 + at_once  # joblib counts a negative number from the end
-    elif target.endswith("submitit_launcher.LocalLauncher"):  # all at once; SLURM gives each its own cores and GPUs
-        at_once = min(filter(None, [jobs, hydra_config.sweeper.get("max_batch_size")]), default=2)
     return {
         "job_number": int(hydra_config.job.num),
-        "jobs_at_once": at_once,
+        "jobs_at_once": _jobs_at_once(hydra_config, jobs),
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     }
 
 
+def _jobs_at_once(hydra_config: HydraConf, jobs: int | None) -> int:
+    """How many jobs the launcher runs at the same time on this machine."""
+    launcher = hydra_config.launcher
+    target = str(launcher.get("_target_", ""))
+    if "joblib" in target:
+        count = int(launcher.get("n_jobs", 1) or 1)
+        if count < 0:
+            return (os.cpu_count() or 1) + 1 + count  # joblib counts a negative number from the end
+        return count
+    if target.endswith("submitit_launcher.LocalLauncher"):  # all at once; SLURM gives each its own cores and GPUs
+        bounds = [bound for bound in (jobs, hydra_config.sweeper.get("max_batch_size")) if bound]
+        return min(bounds, default=2)
+    return 1
+
+
 def count_jobs(sweep: Sweep) -> tuple[int | None, set[str]]:
     """(number of jobs, swept keys) of a sweep; None as the number if only its sweeper can count them."""
-    jobs: int | None = 1
+    jobs = 1
+    is_known = not any(text.startswith("hydra/sweeper=") for text in sweep.argv)
     swept = set()
     for override in hydra_private.parse_overrides(sweep.argv):
-        if override.is_sweep_override():
-            swept.add(override.get_key_element().lstrip("+"))
-            jobs = jobs * len(list(override.sweep_string_iterator())) if jobs and override.is_discrete_sweep() else None
-    other_sweeper = any(text.startswith("hydra/sweeper=") for text in sweep.argv)
-    return None if other_sweeper else jobs, swept
+        if not override.is_sweep_override():
+            continue
+        swept.add(override.get_key_element().lstrip("+"))
+        if override.is_discrete_sweep():
+            jobs *= len(list(override.sweep_string_iterator()))
+        else:
+            is_known = False
+    return jobs if is_known else None, swept
 
 
 def distinguishing_overrides(overrides: list[str], swept: set[str]) -> list[str]:
     """The overrides in which a job differs from the others: those of the swept keys, or all if no key is swept."""
-    return [override for override in overrides if override.lstrip("+").split("=")[0] in swept or not swept]
+    if not swept:
+        return overrides
+    return [override for override in overrides if override.lstrip("+").split("=")[0] in swept]
 
 
 @functools.cache
@@ -231,17 +250,19 @@ def end_with_command(sweep: Sweep) -> None:
 
 def job_line(outcome: Record, number: int, overrides: list[str], before: str = "") -> str:
     """A job of a sweep in one line. before: when its result was made, if this job did not run."""
-    memory = outcome.memory
-    used = memory.device_used_bytes or memory.peak_tensor_bytes
-    parts = [
-        f"{outcome.speed.samples_per_second:.1f} samples/s" if outcome.speed.samples_per_second else "",
-        f"{used / MIB:.0f} MiB" if used else "",
-        "the loss is not a number" if outcome.training.diverged else "",
-        # Why a job was refused is said once for all of them, under the table.
-        outcome.error.message.splitlines()[0] if outcome.error and outcome.status != "refused" else "",
-        f"({before})" if before else "",
-    ]
-    return f"{number:>3}  {shown_status(outcome):<13}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
+    parts = [f"{number:>3}", f"{shown_status(outcome):<13}{' '.join(overrides)}"]
+    if outcome.speed.samples_per_second:
+        parts.append(f"{outcome.speed.samples_per_second:.1f} samples/s")
+    used_bytes = outcome.memory.device_used_bytes or outcome.memory.peak_tensor_bytes
+    if used_bytes:
+        parts.append(f"{used_bytes / MIB:.0f} MiB")
+    if outcome.training.diverged:
+        parts.append("the loss is not a number")
+    if outcome.error and outcome.status != "refused":  # refusals are printed once for all, under the table
+        parts.append(outcome.error.message.splitlines()[0])
+    if before:
+        parts.append(f"({before})")
+    return "  ".join(parts).rstrip()
 
 
 _fork_servers: list[fork_client.ForkServer] = []

@@ -24,24 +24,25 @@ MOST_PORT = 2**16 - 1
 
 def main(argv: list[str]) -> int:
     """Run the app until Ctrl-C. Returns 0. Raises Refusal for a folder or an address that cannot be used."""
-    asked = _parser().parse_args(argv)
-    folders = [paths.expanded(folder).absolute() for folder in asked.models]
-    problems = [
-        f"{folder} has no config.json, so it is no folder of a model. Name the folder that has one."
-        for folder in folders
-        if not (folder / "config.json").is_file()
-    ]
+    arguments = _parser().parse_args(argv)
+    folders = [paths.expanded(folder).absolute() for folder in arguments.models]
+    problems = []
+    for folder in folders:
+        if not (folder / "config.json").is_file():
+            problems.append(
+                f"{folder} has no config.json, so it is no folder of a model. Name the folder that has one."
+            )
     if problems:
         raise Refusal("\n".join(problems))
     cfg, _ = compose.compose_valid(paths.CONF, "recipe=estimate", "gpu=t4_16gb")
     worker_environment.prepare(cfg, RankInfo())  # of all its estimates
     try:
-        return _serve(asked, folders)
+        return _serve(arguments, folders)
     except KeyboardInterrupt:
         return 0
 
 
-def _serve(asked: argparse.Namespace, folders: list[Path]) -> int:
+def _serve(arguments: argparse.Namespace, folders: list[Path]) -> int:
     """Start the server and wait. Whatever ends it, its processes end and its temporary folder goes."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop_request.handled((signal.SIGTERM, signal.SIGHUP), _interrupt))
@@ -50,16 +51,18 @@ def _serve(asked: argparse.Namespace, folders: list[Path]) -> int:
         estimates = Estimates(Path(folder, "estimates"))
         stack.callback(estimates.close)
         try:
-            server = Server(asked.host, asked.port, Form(Path(folder, "pasted"), folders), estimates)
+            form = Form(Path(folder, "pasted"), folders)
+            server = Server(arguments.host, arguments.port, form, estimates)
         except (OSError, UnicodeError) as error:  # the latter: of a host name
-            why = getattr(error, "strerror", None) or error
-            raise Refusal(f"{asked.host}:{asked.port} cannot be used ({why}). Choose another --port.") from error
+            reason = getattr(error, "strerror", None) or error
+            address = f"{arguments.host}:{arguments.port}"
+            raise Refusal(f"{address} cannot be used ({reason}). Choose another --port.") from error
         with server:
-            address = f"http://{asked.host}:{server.server_address[1]}/"
+            address = f"http://{arguments.host}:{server.server_address[1]}/"
             console.say(f"Will it fit? {address} (Ctrl-C ends it)")
-            if asked.host not in LOOPBACK:
+            if arguments.host not in LOOPBACK:
                 console.say("Everybody who reaches this address can start estimates on this machine.")
-            if asked.open:
+            if arguments.open:
                 webbrowser.open(address)
             server.serve_forever()
     return 0

@@ -78,17 +78,17 @@ class Estimates:
         while not self._free[advise].acquire(timeout=POLL_SECONDS):
             self._check_wanted(gone)
         try:
-            found = self._estimate(overrides, advise, gone)
+            result = self._estimate(overrides, advise, gone)
         finally:
             self._free[advise].release()
         self._forget_simulations()
-        if "failed" not in found:  # a process that was killed may answer the next time
+        if "failed" not in result:  # a process that was killed may answer the next time
             with self._lock:
-                self._kept[key] = found
+                self._kept[key] = result
                 while len(self._kept) > MOST_KEPT:
                     _, old = self._kept.popitem(last=False)
                     shutil.rmtree(self.folder / str(old.get("page")), ignore_errors=True)
-        return found
+        return result
 
     def _estimate(self, overrides: list[str], advise: bool, gone: Callable[[], bool]) -> dict[str, Any]:
         ours, theirs = self._context.Pipe()  # the process also reads: it ends when our end closes
@@ -107,7 +107,7 @@ class Estimates:
                 self._check_wanted(gone)
                 if time.monotonic() > deadline:
                     return _failed(-signal.SIGALRM)
-            found = ours.recv()
+            result = ours.recv()
         except (EOFError, ConnectionResetError):
             self._check_wanted(gone)  # `close` ends processes, too
             process.join(END_SECONDS)
@@ -115,7 +115,9 @@ class Estimates:
         finally:
             self._end(process)
             ours.close()
-        return found | ({"page": number} if "record" in found else {})
+        if "record" in result:
+            result["page"] = number
+        return result
 
     def _check_wanted(self, gone: Callable[[], bool]) -> None:
         if self._closed or gone():

@@ -49,17 +49,17 @@ class Form:
             "rank": dict(zip(("key", "title", "value", "largest"), RANK)),
             "limit": dict(zip(("key", "title", "value", "largest"), LIMIT)),
             "modes": [{"name": name, "title": title} for name, title in MODES.items()],
-            "numbers": [
-                {"key": key, "title": title, "value": default, "largest": largest}
-                for key, (title, default, largest) in NUMBERS.items()
-            ],
+            "numbers": [dict(zip(("key", "title", "value", "largest"), (key, *NUMBERS[key]))) for key in NUMBERS],
         }
 
     def _models(self) -> list[dict[str, str]]:
-        listed = [
-            {"name": name, "title": " · ".join(filter(None, about))} for name, about in known_models.known().items()
-        ]
-        return listed + [{"name": str(path), "title": "folder"} for path in self.folders]
+        models = []
+        for name, (about, source) in known_models.known().items():
+            title = f"{about} · {source}" if about and source else about or source
+            models.append({"name": name, "title": title})
+        for folder in self.folders:
+            models.append({"name": str(folder), "title": "folder"})
+        return models
 
     def overrides(self, values: Any) -> list[str]:
         """The command line of what was chosen. values: from the page. Raises Refusal for what it does not offer."""
@@ -72,23 +72,31 @@ class Form:
         ]
         for key in MENUS:
             names = [option["name"] for option in _options(key)]
-            if values.get(key) is not None and (chosen := _one_of(values, key, names)) != names[0]:
+            if values.get(key) is None:
+                continue
+            chosen = _one_of(values, key, names)
+            if chosen != names[0]:
                 overrides.append(f"{key}={chosen}")
         for key, (title, _, largest) in NUMBERS.items():
             number = _number(values, key, title, largest)
             if key != "accumulation.steps" or number > 1:
                 overrides.append(f"{key}={number}")
-        if any(text.startswith("adapter=") for text in overrides) and RANK[0] in values:
-            overrides.append(f"{RANK[0]}={_number(values, RANK[0], RANK[1], RANK[3])}")
+        key, title, _, largest = RANK
+        if key in values and any(text.startswith("adapter=") for text in overrides):
+            overrides.append(f"{key}={_number(values, key, title, largest)}")
         count = _number({"gpus": 1} | values, "gpus", "Number of GPUs", MOST_GPUS)
         if count > 1:
             mode = _one_of({"mode": "fsdp"} | values, "mode", list(MODES))
             overrides += [f"parallelism={mode}", f"parallelism.num_processes={count}"]
-        if (limit := values.get(LIMIT[0])) is not None:
-            if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= LIMIT[3]:
-                raise Refusal(f"{LIMIT[1]} must be a number above 0 and at most {LIMIT[3]:,}.")
-            overrides.append(f"{LIMIT[0]}={limit:g}")
-        return overrides + (["estimate.explain=true"] if values.get("explain") is True else [])
+        key, title, _, largest = LIMIT
+        limit = values.get(key)
+        if limit is not None:
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= largest:
+                raise Refusal(f"{title} must be a number above 0 and at most {largest:,}.")
+            overrides.append(f"{key}={limit:g}")
+        if values.get("explain") is True:
+            overrides.append("estimate.explain=true")
+        return overrides
 
     def _model(self, values: dict[str, Any]) -> list[str]:
         chosen = values.get("model") or ""
@@ -102,16 +110,21 @@ class Form:
             raise Refusal("model: it must be a text.")
         return model_name.overrides(chosen)
 
-    def named(self, values: dict[str, Any], overrides: list[str], found: dict[str, Any]) -> dict[str, Any]:
-        """An answer with the name of its model, and with a command that can be typed: of a pasted config.json, once
-        it is saved."""
-        key, _, name = next(text for text in overrides if text.startswith("model")).partition("=")
-        if not values.get("config"):
-            about, source = known_models.known().get(name, ("", ""))
-            return found | {"model": f"{name}{' with the sizes of ' * bool(source)}{source}" if about else name}
-        command = found.get("command", "").replace(f"{key}={name}", f"{key}=pasted-model")
-        note = "# save the pasted text as pasted-model/config.json first\n"
-        return found | {"model": "The pasted config.json", "command": f"{note}{command}"}
+    def named(self, values: dict[str, Any], overrides: list[str], result: dict[str, Any]) -> dict[str, Any]:
+        """A result with the name of its model, and with a command that can be typed.
+
+        The command for a pasted config.json can be typed once that is saved.
+        """
+        model = next(text for text in overrides if text.startswith("model"))
+        key, _, name = model.partition("=")
+        if values.get("config"):
+            command = result.get("command", "").replace(model, f"{key}=pasted-model")
+            note = "# save the pasted text as pasted-model/config.json first\n"
+            return result | {"model": "The pasted config.json", "command": note + command}
+        about, source = known_models.known().get(name, ("", ""))
+        if about and source:
+            name = f"{name} with the sizes of {source}"
+        return result | {"model": name}
 
     def _paste(self, text: Any) -> Path:
         """The folder with a config.json that was pasted; equal texts have the same. Raises Refusal."""
@@ -132,9 +145,10 @@ class Form:
 @functools.cache
 def gpus() -> list[dict[str, Any]]:
     """Every GPU of the menu, the smallest first: name, device_name and memory_bytes."""
-    keys = ("device_name", "memory_bytes")
-    found = [{"name": name} | {key: values[key] for key in keys} for name, values in gpu_specs.options().items()]
-    return sorted(found, key=lambda gpu: (gpu["memory_bytes"], gpu["name"]))
+    cards = []
+    for name, values in gpu_specs.options().items():
+        cards.append({"name": name, "device_name": values["device_name"], "memory_bytes": values["memory_bytes"]})
+    return sorted(cards, key=lambda card: (card["memory_bytes"], card["name"]))
 
 
 @functools.cache

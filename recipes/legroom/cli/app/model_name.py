@@ -15,8 +15,10 @@ NEAR = 4  # names that a refusal offers
 
 def overrides(text: str) -> list[str]:
     """The overrides of a model. Raises Refusal, in one sentence, for what is not known or not clear."""
-    link = LINK.match(text.strip())
-    name = link[1] if link else text.strip()
+    name = text.strip()
+    link = LINK.match(name)
+    if link:
+        name = link[1]
     if "/" not in name:
         return [f"model={_option(name)}"]
     for option, (_, source) in known().items():
@@ -32,17 +34,22 @@ def overrides(text: str) -> list[str]:
 
 
 def _option(name: str) -> str:
+    """The known model that is called so, by its option or by its name on the hub. Raises Refusal."""
     if name in known():
         return name
-    asked, plain = _plain(name), {option: _plain(option) for option in known()}
-    tails = {option: _plain(source.partition("/")[2]) for option, (_, source) in known().items()}
-    same = [option for option in known() if asked and asked in (plain[option], tails[option])]
-    near = [option for option in known() if len(asked) > 2 and (asked in plain[option] or asked in tails[option])]
-    found = same or [option for option in near if not option.endswith("_tiny")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise Refusal(f"{name[:100]} may be one of several models: choose {' or '.join(found)}.")
+    letters = _plain(name)
+    same, similar = [], []
+    for option, (_, source) in known().items():
+        names = (_plain(option), _plain(source.partition("/")[2]))
+        if letters and letters in names:
+            same.append(option)
+        elif len(letters) > 2 and not option.endswith("_tiny") and any(letters in other for other in names):
+            similar.append(option)
+    candidates = same or similar
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise Refusal(f"{name[:100]} may be one of several models: choose {' or '.join(candidates)}.")
     offered = f"near are {', '.join(_near(name))}" if name else "the list has their names"
     raise Refusal(f"No known model is called {name[:100] or 'nothing'}: {offered}, or paste the model's config.json.")
 
@@ -51,16 +58,19 @@ def _near(name: str) -> list[str]:
     """Known models of about as many parameters, where the name has a size as 13b; else those with a name like it."""
     size = re.search(r"(\d+(?:\.\d+)?)([bm])(?![a-z])", name.lower())
     if size and float(size[1]):
-        asked = float(size[1]) * PARAMETERS[size[2]]
-        return sorted(known(), key=lambda option: abs(math.log(_parameters(option) / asked)))[:NEAR]
-    plain = {_plain(option): option for option in known()}
-    return [plain[each] for each in difflib.get_close_matches(_plain(name), plain, NEAR, 0)]
+        parameters = float(size[1]) * PARAMETERS[size[2]]
+        by_size = sorted(known(), key=lambda option: abs(math.log(_parameters(option) / parameters)))
+        return by_size[:NEAR]
+    options = {_plain(option): option for option in known()}
+    return [options[letters] for letters in difflib.get_close_matches(_plain(name), options, NEAR, 0)]
 
 
 def _parameters(option: str) -> float:
     """The count that the first line of a known model ends in, as (13.0 B parameters)."""
     count = re.search(r"\(([\d.]+) ([BM]) parameters\)", known()[option][0])
-    return float(count[1]) * PARAMETERS[count[2].lower()] if count else 1
+    if count is None:
+        return 1
+    return float(count[1]) * PARAMETERS[count[2].lower()]
 
 
 def _plain(name: str) -> str:

@@ -22,20 +22,26 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-HTML, SCRIPT, STYLE, JSON = (
-    f"{kind}; charset=utf-8" for kind in ("text/html", "text/javascript", "text/css", "application/json")
-)
+HTML = "text/html; charset=utf-8"
+SCRIPT = "text/javascript; charset=utf-8"
+STYLE = "text/css; charset=utf-8"
+JSON = "application/json; charset=utf-8"
 
 
 class Server(ThreadingHTTPServer):
-    """host: the address to listen on; with a loopback address, requests for other host names are refused, so that a
-    page of another server cannot reach it under a name of its own."""
+    """The server of the page and of its answers.
+
+    host: the address to listen on. With a loopback address, requests for other host names are refused, so that a page
+    of another server cannot reach it under a name of its own.
+    """
 
     daemon_threads = True
 
     def __init__(self, host: str, port: int, form: Form, estimates: Estimates):
         super().__init__((host, port), Handler)
-        self.form, self.estimates, self.only_loopback = form, estimates, host in LOOPBACK
+        self.form = form
+        self.estimates = estimates
+        self.only_loopback = host in LOOPBACK
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A traceback for errors of ours, and nothing for a tab that was closed."""
@@ -54,7 +60,10 @@ class Handler(BaseHTTPRequestHandler):
         """A file of the app, the choices, or the page of an estimate."""
         if not self._allowed():
             return
+        content = None
         page = re.fullmatch(r"/pages/(\d{1,9})", self.path)
+        if page:
+            content = self.server.estimates.page(int(page[1]))
         if self.path == "/":
             self._send(200, HTML, (ASSETS / "app.html").read_bytes())
         elif self.path == "/app.js":
@@ -63,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, STYLE, embed.asset(embed.STYLE).encode() + (ASSETS / "app.css").read_bytes())
         elif self.path == "/choices":
             self._send_json(200, self.server.form.choices())
-        elif page and (content := self.server.estimates.page(int(page[1]))) is not None:
+        elif content is not None:
             self._send(200, HTML, content, policy=None)  # it has a policy of its own
         else:
             self._send(404, HTML, b"There is no such page. It may have been replaced: estimate again.")
@@ -81,8 +90,8 @@ class Handler(BaseHTTPRequestHandler):
             values = json.loads(self.rfile.read(int(length)))
             overrides = self.server.form.overrides(values)
             advise = values.get("advise") is True
-            found = self.server.estimates.answer(overrides, advise, self._client_is_gone)
-            self._send_json(200, self.server.form.named(values, overrides, found))
+            result = self.server.estimates.answer(overrides, advise, self._client_is_gone)
+            self._send_json(200, self.server.form.named(values, overrides, result))
         except NotWanted:
             self.close_connection = True
         except (Refusal, ValueError, RecursionError) as error:
@@ -98,9 +107,11 @@ class Handler(BaseHTTPRequestHandler):
     def _allowed(self) -> bool:
         """Whether the request is meant for this server, and comes from its own page."""
         host = self.headers.get("Host", "")
-        name = host.rpartition(":")[0].strip("[]") if not host.endswith("]") else host.strip("[]")
-        origin = self.headers.get("Origin")
-        if (self.server.only_loopback and name not in LOOPBACK) or origin not in (None, f"http://{host}"):
+        name = host
+        if not host.endswith("]"):  # as IPv6 without a port does
+            name = host.rpartition(":")[0]
+        is_other_host = self.server.only_loopback and name.strip("[]") not in LOOPBACK
+        if is_other_host or self.headers.get("Origin") not in (None, f"http://{host}"):
             self._close(403, "This server answers its own page alone.")
             return False
         return True
