@@ -231,6 +231,98 @@ train(nn.parallel.DistributedDataParallel(llama().cuda(), device_ids=[rank]))
 """
 )
 
+# With `device_id` torch splits communicators, and DTensor's collectives name their group.
+TENSOR_PARALLEL = (
+    HEAD
+    + """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
+mesh = init_device_mesh("cuda", (torch.distributed.get_world_size(),))
+model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
+parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    model(torch.randn(64, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+MESH_ALONE = (
+    HEAD
+    + """
+from torch.distributed.device_mesh import init_device_mesh
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
+from torch.distributed.fsdp import fully_shard
+model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    model(torch.randn(64, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+PIPELINE = (
+    HEAD
+    + """
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+torch.distributed.init_process_group("nccl")
+model = nn.Linear(512, 512).to(device)
+stage = PipelineStage(model, int(os.environ["RANK"]), torch.distributed.get_world_size(), device)
+schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    schedule.step(torch.randn(8, 512, device=device))
+    optimizer.step()
+"""
+)
+
+COMPILED = (
+    HEAD
+    + """
+model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+compiled = torch.compile(model, mode=sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(6):
+    compiled(torch.randn(64, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+UNEVEN_ROWS = (
+    HEAD
+    + """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.ones(400 if index == 63 else 40, dtype=torch.int64)
+
+def batches(rows):
+    tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return {"input_ids": tokens, "labels": tokens}
+
+embedding, head = nn.Embedding(100, 64).cuda(), nn.Linear(64, 100).cuda()
+optimizer = torch.optim.AdamW([*embedding.parameters(), *head.parameters()])
+for batch in torch.utils.data.DataLoader(Rows(), batch_size=4, collate_fn=batches):
+    labels = batch.pop("labels").cuda()
+    scores = head(embedding(batch["input_ids"].cuda()))
+    nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
 FSDP2 = (
     LLAMA
     + """

@@ -179,6 +179,56 @@ def test_one_rank_of_several_is_followed(checked, text, ranks):
     assert "NCCL" in notes(found)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [scripts.TENSOR_PARALLEL, pytest.param(scripts.MESH_ALONE, marks=pytest.mark.slow)],
+    ids=["tensor parallelism with device_id", "init_device_mesh alone"],
+)
+def test_ranks_of_a_mesh_are_followed_alone(checked, text):
+    found = checked(text, launcher=torchrun(4))
+    assert found.estimates, found.why
+    (estimate,) = found.estimates.values()
+    weights = 2 * 512 * 2048 // 4 if text is scripts.TENSOR_PARALLEL else 2 * 512 * 512 // 2
+    assert estimate.parts["optimizer"] == pytest.approx(2 * 4 * weights, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_stage_that_waits_for_the_shapes_of_others_is_refused_in_words(checked):
+    found = checked(scripts.PIPELINE, launcher=torchrun(4))
+    assert "script.py:16: rank 0 receives an object of rank 1, which is not there" in found.why
+
+
+@pytest.mark.slow
+def test_ranks_that_accelerate_starts_run_out_of_memory_as_one_does(checked):
+    accelerate = str(PYTHON.parent / "accelerate")
+    launcher = [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    text = scripts.TOO_LARGE.replace("import torch\n", "import torch, accelerate\naccelerate.Accelerator()\n", 1)
+    found = checked(text, launcher=launcher, gpu="rtx4060_8gb")
+    (estimate,) = found.estimates.values()
+    assert estimate.verdict == "does not fit"
+
+
+@pytest.mark.parametrize(
+    "mode", ["reduce-overhead", pytest.param("max-autotune-no-cudagraphs", marks=pytest.mark.slow)]
+)
+def test_compiled_code_is_followed_without_measuring_candidates(checked, mode, monkeypatch):
+    found = checked(scripts.COMPILED, mode)
+    assert found.estimates, found.why
+    assert "kernels of a step are started by compiled code" in notes(found)
+    if mode == "reduce-overhead":
+        assert found.outcome.steps == 3  # the first warms up, the second is recorded, and the third is played again
+    else:
+        assert "compiles with max-autotune-no-cudagraphs: no kernel is measured here" in notes(found)
+
+
+def test_a_script_may_take_the_labels_out_of_its_longest_batch(checked):
+    found = checked(scripts.UNEVEN_ROWS)
+    (estimate,) = found.estimates.values()
+    assert found.outcome.steps == 4  # two as the rows come, and two on the longest
+    assert estimate.tensor_bytes > 4 * 400 * 100 * 4
+    assert "3,200 elements" in notes(found)
+
+
 @pytest.mark.slow
 def test_a_trainer_is_followed_with_its_arguments(checked):
     plain = checked(scripts.TRAINER, "--output_dir", "out", "--report_to", "none")

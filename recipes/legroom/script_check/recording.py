@@ -14,11 +14,12 @@ import torch
 from legroom.estimator.ledger.op_flops import backward_flops, operation_flops, tensors_in
 from legroom.estimator.ledger.storage_log import StorageEntry, StorageLog
 from legroom.estimator.speed import operation_names as ops
-from legroom.estimator.speed.operations import Operation, Tally
+from legroom.estimator.speed.operations import Group, Operation, Tally
 from legroom.units import PARTS
 
 OPERATION = type(torch.ops.aten.add.Tensor)  # what torch calls an operation with its overload
 DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+WITHOUT_WORK = ("_wrap_tensor_autograd",)
 COPIES_TO_OTHERS = ("_to_copy", "copy_", "_copy_from")
 UNSEEN = "kernels that no operation of torch shows"
 
@@ -99,6 +100,8 @@ def _count_operations(made: Recording) -> None:
     is_same_torch = made.found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     for phase, caller, module, call, times in made.found["operations"]:
         name, args, kwargs, result = call
+        if name.split(".")[1] in WITHOUT_WORK:
+            continue
         func = _operation(name)
         moved = _copy_between_host_and_device(name, args, result)
         if moved is not None:
@@ -108,7 +111,7 @@ def _count_operations(made: Recording) -> None:
         signature = (name, repr(args), repr(result))
         if func is None:
             made.tally.put(_unknown(name, arguments, results), phase, times)
-            made.tally.unknown.add(name.partition(".")[0])
+            made.tally.unknown.add(name.split(".")[1])
             continue
         try:
             for _ in range(times):
@@ -117,7 +120,7 @@ def _count_operations(made: Recording) -> None:
             if is_same_torch:
                 raise
             made.tally.put(_unknown(name, arguments, results), phase, times)  # it had other arguments there
-            made.tally.unknown.add(name.partition(".")[0])
+            made.tally.unknown.add(name.split(".")[1])
             continue
         if phase == "forward" and flops is not None:
             try:
@@ -143,6 +146,7 @@ def _count_unseen_kernels(made: Recording) -> None:
 def _operation(name: str) -> Any:
     """torch's operation of a name as "aten.mm.default"; None: this torch has none of that name."""
     namespace, _, rest = name.partition(".")
+    namespace = namespace.removesuffix("_autograd")  # which torch registers where the script imports them
     packet, _, overload = rest.rpartition(".")
     found = getattr(torch.ops, namespace, None)
     for part in (packet, overload):
@@ -164,6 +168,8 @@ def _value(described: Any) -> Any:
         if len(strides) != len(shape):
             return torch.empty(shape, dtype=known, device="meta")
         return torch.empty_strided(shape, strides, dtype=known, device="meta")
+    if kind == "group":
+        return Group(*rest)
     if kind == "list":
         return [_value(each) for each in rest[0]]
     return None if rest[0] != "dtype" else DTYPES.get(rest[1])

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,13 @@ OPTIMIZER_PHASE = "step"
 AWAITED_COLLECTIVES = ("alltoall", "all_to_all")  # part of the name: whose results the next operation needs
 # Part of the name, as reduce is of all_reduce: those that move data.
 MOVING_COLLECTIVES = ("gather", "scatter", "broadcast", "reduce", "recv", *AWAITED_COLLECTIVES)
+
+
+class Group(NamedTuple):
+    """The process group of a collective in another process: how many ranks, every stride-th."""
+
+    ranks: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,11 @@ def _arithmetic(
 
 
 def _group(args: Sequence) -> tuple[int, ...]:
-    """(ranks, stride) of a collective's process group, whose arguments have it as an object of torch, or its name."""
+    """(ranks, stride) of a collective's process group, whose arguments have it as an object of torch, its name, or as
+    another process has described it."""
+    for argument in args:
+        if isinstance(argument, Group):
+            return argument
     found = next(filter(None, map(torch_distributed_private.group_of, args)), None)
     names = [argument for argument in args if isinstance(argument, str)]
     if found is None and names:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 
+import torch
 import torch.distributed as dist
+
+from legroom_inside import numbers, places
 
 UNKNOWN = bytes(128)  # what another rank would have written into the store: NCCL's identifiers are as long
 
@@ -95,6 +99,50 @@ def install():
     for module in (dist, distributed_c10d, device_mesh):  # init_device_mesh has its own names of both
         module.init_process_group = begin
         module.new_group = group
+    _refuse_objects(dist, distributed_c10d)
+
+
+def _refuse_objects(*modules):
+    """Python objects that another rank would send are not known: a stage of a pipeline learns its shapes so."""
+    receive, broadcast = dist.recv_object_list, dist.broadcast_object_list
+
+    def received(objects, src=None, group=None, *args, **settings):
+        raise numbers.Unfollowed(
+            f"{_awaited(src)} Stages of a pipeline tell each other their shapes so: they are not followed. Check the "
+            "layers of a stage alone, or the script with one stage."
+        )
+
+    def broadcasted(objects, src=None, group=None, *args, **settings):
+        if src is not None and src != dist.get_rank():
+            raise numbers.Unfollowed(f"{_awaited(src)} That rank can be followed: --rank {src}.")
+        return broadcast(objects, src, group, *args, **settings)
+
+    for module in modules:
+        module.recv_object_list = functools.wraps(receive)(received)
+        module.broadcast_object_list = functools.wraps(broadcast)(broadcasted)
+
+
+def _awaited(rank):
+    sender = "another rank" if rank is None else f"rank {rank}"
+    return f"{places.line()}: rank {dist.get_rank()} receives an object of {sender}, which is not there."
+
+
+def described_group(argument):
+    """("group", ranks, stride) of an argument of a collective that is its process group, or the name of one; None: it
+    is neither."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        if isinstance(argument, str):
+            group = distributed_c10d._resolve_process_group(argument)
+        elif isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            group = dist.ProcessGroup.unbox(argument)
+        else:
+            return None
+        members = dist.get_process_group_ranks(group)
+    except (AttributeError, LookupError, RuntimeError, ValueError):  # the name of something else
+        return None
+    return ("group", len(members), members[1] - members[0] if len(members) > 1 else 1)
 
 
 def _alone(backend):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom_inside import device, imports, values
+from legroom_inside import device, imports, ranks, values
 from legroom_inside.storages import COPY, FORWARD, PARAMETER, held_tensors
 from legroom_inside.values import aten, tensors_of
 
@@ -108,7 +108,10 @@ class Recorder(TorchDispatchMode):
         phase = self.log.phase.latest
         caller = FORWARD if phase == "backward" and torch.is_grad_enabled() else phase
         module = self.log.modules[-1] if self.log.modules else None
-        call = (str(func), _described(args), _described(tuple(kwargs.items())), _described((result,)))
+        described = _described(args)
+        if func.namespace in values.COLLECTIVES:
+            described = ("list", tuple(ranks.described_group(each) or _described(each) for each in args))
+        call = (str(func), described, _described(tuple(kwargs.items())), _described((result,)))
         key = (phase, caller, id(module), call)
         self.operations[key] = self.operations.get(key, 0) + 1
 

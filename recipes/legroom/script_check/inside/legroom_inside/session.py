@@ -11,7 +11,7 @@ import time
 import torch
 from torch.nn.modules import module as torch_modules
 
-from legroom_inside import device, imports, levers, numbers, places, ranks, reads, storages, weights
+from legroom_inside import compilation, device, imports, levers, numbers, places, ranks, reads, storages, weights
 from legroom_inside.hollow import Hollow
 from legroom_inside.recorder import Recorder
 from legroom_inside.rows import STEPS as LONGEST_STEPS
@@ -20,6 +20,7 @@ from legroom_inside.steps import Steps
 from legroom_inside.storages import COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, STEP, StorageLog
 from legroom_inside.values import Values
 
+GRAPHED = 3  # steps of compiled code that is captured in CUDA graphs: one warms up, and one is recorded
 COUNTED = 2  # steps of a real run whose tensors are counted
 MOST_MORE = 8  # steps that are followed where the script has run out of memory in one, and goes on with less
 
@@ -113,6 +114,10 @@ class Session:
             if session.plain is not None:
                 session.plain.withdraw()
             session.log.modules.clear()
+            if not session.is_real:
+                settings = compilation.without_tuning(settings, session.talk.note)
+                if compilation.uses_graphs(settings):
+                    session.limit = max(session.limit, GRAPHED)
             return compile_(*args, **settings)
 
         torch.compile = compiled

@@ -28,7 +28,7 @@ SHAPE_FROM_VALUES = {
 }
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
 # Operations whose result has the values of their first argument, and those that keep at least its upper bound.
-COLLECTIVES = ("c10d", "_c10d_functional")
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 KEEPS_VALUES = ("_to_copy", "clone", "detach", "alias", "view", "_unsafe_view", "select", "slice", "squeeze", "reshape")
 KEEPS_VALUES += ("unsqueeze", "expand", "permute", "transpose", "t", "index", "index_select", "unbind", "split")
 KEEPS_BOUNDS = (

@@ -1,0 +1,44 @@
+"""torch.compile without its measurements: a candidate of a kernel is not measured where nothing runs.
+
+`max-autotune` compiles dozens of candidates for each matrix product, which takes minutes, to take the fastest of them.
+Without it the product is cuBLAS's; the tensors are the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from legroom_inside import places
+
+MODES = {"max-autotune": "reduce-overhead", "max-autotune-no-cudagraphs": "default"}
+TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+
+
+def without_tuning(settings, say):
+    """The arguments of torch.compile without what asks for measurements. say: takes a note."""
+    settings = dict(settings)
+    asked = [settings["mode"]] if settings.get("mode") in MODES else []
+    if asked:
+        settings["mode"] = MODES[settings["mode"]]
+    options = dict(settings.get("options") or {})
+    for name in TUNING:
+        if options.pop(name, False) or options.pop(name.replace("_", "-"), False):
+            asked.append(name)
+    if settings.get("options"):
+        settings["options"] = options
+    config = importlib.import_module("torch._inductor.config")
+    for name in TUNING:
+        if getattr(config, name, False):
+            setattr(config, name, False)
+            asked.append(name)
+    if asked:
+        say(
+            f"{places.line()} compiles with {', '.join(dict.fromkeys(asked))}: no kernel is measured here, and those "
+            "of the usual mode are taken. The chosen ones may take more workspace."
+        )
+    return settings
+
+
+def uses_graphs(settings):
+    """Whether arguments of torch.compile ask for CUDA graphs."""
+    return settings.get("mode") == "reduce-overhead" or bool((settings.get("options") or {}).get("triton.cudagraphs"))
