@@ -195,7 +195,7 @@ def test_ranks_of_a_mesh_are_followed_alone(checked, text):
 @pytest.mark.slow
 def test_a_stage_that_waits_for_the_shapes_of_others_is_refused_in_words(checked):
     found = checked(scripts.PIPELINE, launcher=torchrun(4))
-    assert "script.py:16: rank 0 receives an object of rank 1, which is not there" in found.why
+    assert "script.py:15: rank 0 receives an object of rank 1, which is not there" in found.why
 
 
 @pytest.mark.slow
