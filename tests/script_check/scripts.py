@@ -361,7 +361,37 @@ WITHOUT_WEIGHTS = (
 LlamaConfig(**SIZES, dtype="bfloat16").save_pretrained("only_a_configuration")
 model = LlamaForCausalLM.from_pretrained("only_a_configuration", device_map="cuda")
 print(model.dtype, next(model.parameters()).device)
+print("loaded from", model.config._name_or_path)
 train(model)
+"""
+)
+
+# A step on what the model has generated: rows end where a token is that nobody computed, and are cut on the host.
+GENERATED = (
+    HEAD
+    + """
+EOS, LENGTH = 7, 32
+embedding, head = nn.Embedding(1000, 64).cuda(), nn.Linear(64, 1000).cuda()
+optimizer = torch.optim.AdamW([*embedding.parameters(), *head.parameters()])
+for _ in range(5):
+    tokens = torch.randint(0, 1000, (4, 1)).cuda()
+    unfinished = torch.ones(4, dtype=torch.long, device="cuda")
+    with torch.no_grad():
+        while tokens.shape[1] < LENGTH:
+            following = head(embedding(tokens[:, -1])).argmax(-1) * unfinished + EOS * (1 - unfinished)
+            tokens = torch.cat([tokens, following[:, None]], 1)
+            unfinished = unfinished & ~(following == EOS)
+            if unfinished.max() == 0:
+                break
+    mask = torch.arange(LENGTH, device="cuda") <= (tokens == EOS).int().argmax(1)[:, None]
+    rows = [row[keep].tolist() for row, keep in zip(tokens.cpu(), mask.cpu())]
+    texts = [" ".join(chr(token) for token in row) for row in rows]
+    longest = max(map(len, rows))
+    print("generated", longest, "tokens, the last", rows[0][-1])
+    batch = torch.tensor(rows).cuda()
+    head(embedding(batch)).logsumexp(-1).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """
 )
 

@@ -115,6 +115,7 @@ def test_a_script_that_catches_out_of_memory_goes_on_with_less(checked):
     found = checked(scripts.CATCHES_OUT_OF_MEMORY, gpu="rtx4060_8gb")
     (estimate,) = found.estimates.values()
     assert estimate.verdict != "does not fit"
+    assert estimate.allocated_bytes <= estimate.reserved_bytes
     assert "ran out of memory" in notes(found)
 
 
@@ -242,7 +243,16 @@ def test_weights_that_are_not_here_are_taken_to_be_there(checked):
     found = checked(scripts.WITHOUT_WEIGHTS)
     assert found.estimates, found.why
     assert "torch.bfloat16 cuda:0" in found.outcome.output
+    assert "loaded from only_a_configuration" in found.outcome.output
+    assert "MISSING" not in found.outcome.output
     assert "only_a_configuration has no weights here" in notes(found)
+
+
+def test_what_a_model_generates_is_as_long_as_it_may_be(checked):
+    found = checked(scripts.GENERATED)
+    assert found.estimates, found.why
+    assert "generated 32 tokens" in found.outcome.output
+    assert "selects elements by values that nobody computed: all 32" in notes(found)
 
 
 def test_a_model_larger_than_the_host_takes_no_memory_of_it(checked):

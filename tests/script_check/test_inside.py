@@ -5,6 +5,7 @@ import builtins
 import importlib
 import math
 import sys
+import types
 from pathlib import Path
 
 import numpy
@@ -218,6 +219,19 @@ def test_a_line_is_answered_as_training_needs_it(tmp_path, code, wanted):
     assert branches.wanted(f"{script}:{line}") is wanted
 
 
+def test_a_line_of_a_library_is_answered_by_its_own_code(notes, tmp_path):
+    library = tmp_path / "site-packages" / "trainer.py"
+    library.parent.mkdir()
+    library.write_text("def train(optimizer, norm):\n    if norm < 9:\n        optimizer.step()\n")
+    steps, names = [], {}
+    exec(compile(library.read_text(), str(library), "exec"), names)
+    names["train"](types.SimpleNamespace(step=lambda: steps.append(1)), numbers.unknown_float())
+    assert steps == [1]
+    (note,) = notes
+    assert note.startswith(f"{__file__}:")
+    assert "(trainer.py:2) decides" in note
+
+
 # --- the longest rows ---------------------------------------------------------------------------------
 
 
@@ -297,6 +311,14 @@ def test_rows_of_one_length_need_no_further_step(followed):
     made, _, notes = followed(loader)
     assert not made.follow_longest()
     assert notes == []
+
+
+def test_a_script_that_goes_on_with_smaller_batches_is_known_by_them(followed):
+    dataset = Waveforms([10] * 40)
+    made, _, _ = followed(torch.utils.data.DataLoader(dataset, batch_size=8))
+    assert made.smaller_batch() is None
+    next(iter(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    assert made.smaller_batch() == (4, 8)
 
 
 # --- tensors of the host ------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ class Decisions:
         self.counts = {}
 
     def answer(self):
-        """The answer to a comparison: as the script's own line wants it, where that can be read, and otherwise no."""
-        where = places.line()
+        """The answer to a comparison: as the line that compares wants it, where that can be read, and otherwise no."""
+        where, code = places.deciding()
         self.counts[where] = self.counts.get(where, 0) + 1
         if self.strict:
             raise Unfollowed(f"{where}: the script decides by a number that only a run computes (--strict).")
@@ -37,7 +37,7 @@ class Decisions:
                 f"{where}: the script has decided {MOST_DECISIONS} times by a number that only a run computes: a loop "
                 "that this number would end cannot be followed."
             )
-        wanted = True if where in self.yes else branches.wanted(where)
+        wanted = True if where in self.yes else branches.wanted(code)
         taken = "yes" if wanted else "no"
         self.say(f"{where} decides by a number that nobody computed; the answer is taken to be {taken}.")
         return bool(wanted)

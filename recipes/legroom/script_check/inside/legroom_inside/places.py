@@ -36,13 +36,34 @@ def line():
     own = own_line()
     if own:
         return own
+    file, number = innermost()
+    return f"{_short(file)}:{number}" if file else "?"
+
+
+def innermost():
+    """(file, line) of the innermost frame that is neither torch's nor this package's; ("", 0) if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((HERE, "<")) and os.sep + "torch" + os.sep not in file:
-            return f"{file.rpartition('site-packages/')[2]}:{frame.f_lineno}"
+            return file, frame.f_lineno
         frame = frame.f_back
-    return "?"
+    return "", 0
+
+
+def deciding():
+    """(the place as people read it, file:line whose code decides). Where a library decides, its line stands behind that
+    of the script, of which one line may be the whole training."""
+    file, number = innermost()
+    own = own_line()
+    code = f"{file}:{number}"
+    if not own:
+        return (f"{_short(file)}:{number}" if file else "?"), code
+    return (own if own == code else f"{own} ({_short(file)}:{number})"), code
+
+
+def _short(file):
+    return file.rpartition("site-packages/")[2]
 
 
 def asking_line():

@@ -61,11 +61,11 @@ class Recorder(TorchDispatchMode):
             return result
         if func is aten._local_scalar_dense.default:
             return self.read(tensors[0])
+        if func in values.INDEXING:
+            args = self.known.indices(args)
         is_done, result = self._special(func, args, kwargs, tensors)
         if is_done:
             return result
-        if func in values.INDEXING and tensors[0].is_cuda:
-            args = self.known.indices(args)
         if self.log.phase.current() == FORWARD:
             for tensor in tensors:  # one that is new was made below the mode
                 self.log.record(tensor)
@@ -82,6 +82,7 @@ class Recorder(TorchDispatchMode):
         """(True, the result) of an operation that is not given to the device as it is."""
         is_done, result = self.host.run(func, args, kwargs, tensors)
         if is_done:
+            self.known.keep_on_host(func, args, tensors, tensors_of((result,)))
             return True, result
         is_done, result = self.known.before(func, args, kwargs, tensors)
         if is_done:

@@ -23,6 +23,7 @@ class Rows:
     def __init__(self, say):
         self.say = say
         self.sizes = []  # elements of the batches that were read
+        self.counts = []  # rows of the loaders that they came from
         self.loader = None  # that was read last
         self.next_batch = None  # that is to be read from now on
         self.is_looking = False
@@ -45,7 +46,14 @@ class Rows:
             return copy.copy(self.next_batch) if is_container else self.next_batch
         self.loader = loader
         self.sizes.append(elements_of(batch))
+        self.counts.append(getattr(loader, "batch_size", None))
         return batch
+
+    def smaller_batch(self):
+        """(rows of a batch now, rows at first) where a script goes on with smaller batches; otherwise None."""
+        if not self.counts or None in (self.counts[0], self.counts[-1]) or self.counts[-1] >= self.counts[0]:
+            return None
+        return self.counts[-1], self.counts[0]
 
     def follow_longest(self):
         """Whether the next steps are on the longest batch of the script, which has read smaller ones so far."""

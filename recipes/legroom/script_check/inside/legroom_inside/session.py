@@ -179,7 +179,7 @@ class Session:
         self.talk.say(kind="step", step=number, line=self.steps.line, seconds=seconds)
         if number >= self.limit:
             if self._ran_out() and number < self.limit + MOST_MORE:
-                self.talk.note("the script ran out of memory in a step, and went on: a later step was followed.")
+                self._say_ran_out()
             elif self.usual is None and self.rows is not None and self.rows.follow_longest():
                 self.usual = self.found()
                 self.limit = number + LONGEST_STEPS
@@ -228,6 +228,11 @@ class Session:
     def _note_peaks(self):
         """The peaks of each card in the step that is over."""
         self.phases.append([device.peaks(card) for card in device.cards()])
+
+    def _say_ran_out(self):
+        smaller = None if self.rows is None else self.rows.smaller_batch()
+        with_less = "" if smaller is None else " with batches of {} rows in place of {}".format(*smaller)
+        self.talk.note(f"the script ran out of memory in a step, and went on{with_less}: a later step was followed.")
 
     def _ran_out(self):
         """Whether a card had no memory left at some moment of the last step."""

@@ -37,14 +37,24 @@ KEEPS_BOUNDS = (
     "maximum",
     "clamp",
     "clamp_min",
-    "gather",
     "flip",
     "cat",
     "stack",
     "sort",
     "topk",
     "roll",
+    "repeat",
 )
+KEEPS_BOUNDS += ("where",)
+# Those that take elements out of their first argument, by indices or a mask, and those that write into it.
+SELECTS = ("index", "index_select", "gather", "masked_select", "take_along_dim", "embedding")
+WRITES = {
+    "index_put": 2,
+    "scatter": 3,
+    "masked_fill": 2,
+    "masked_scatter": 2,
+    "index_fill": 3,
+}  # which argument is written
 # Whatever the other operand is, the result is the one that is all zeros (or, of truths, all ones).
 DECIDED_BY = {"bitwise_and": 0, "logical_and": 0, "mul": 0, "bitwise_or": 1, "logical_or": 1}
 # What is asked of numbers that nobody computed, and taken to be so: they are finite.
@@ -95,8 +105,8 @@ class Values:
         """The largest value that the elements may have; None: not known."""
         if tensor.dtype == torch.bool:
             return 1
-        twin = self.twins.get(tensor)
-        if twin is not None and twin.numel() and not twin.is_floating_point():
+        twin = self.twin(tensor)
+        if twin is not None and 0 < twin.numel() <= MOST_ELEMENTS and not twin.is_floating_point():
             return int(twin.max())
         return self.bounds.get(tensor)
 
@@ -112,7 +122,7 @@ class Values:
 
     def before(self, func, args, kwargs, tensors):
         """(True, the result) where the shape of a result depends on values; otherwise (False, None)."""
-        if func not in SHAPE_FROM_VALUES or not tensors[0].is_cuda:
+        if func not in SHAPE_FROM_VALUES or not (tensors[0].is_cuda or self._is_unknown_on_host(tensors)):
             return False, None
         if all(self.twin(tensor) is not None for tensor in tensors):
             found = self.on_host(func, args, kwargs)
@@ -123,8 +133,14 @@ class Values:
         if func is aten.nonzero.default:
             return True, self.positions(args[0])
         if func is aten.masked_select.default and args[0].shape == args[1].shape:
-            return True, args[0].new_empty(self._count_of(args[1]))
+            selected = args[0].new_empty(self._count_of(args[1]))
+            self.hollow.add(selected)
+            self._keep_bound(func, args, tensors, selected)
+            return True, selected
         return False, None
+
+    def _is_unknown_on_host(self, tensors):
+        return any(tensor.device.type == "cpu" and self.hollow.holds(tensor) for tensor in tensors)
 
     def _count_of(self, mask):
         """How many elements of an unknown mask are taken to be true, with a note."""
@@ -140,7 +156,10 @@ class Values:
 
     def positions(self, mask):
         """The positions of the true elements of an unknown mask: as many as there may be, or an equal share of them."""
-        return torch.empty(self._count_of(mask), mask.dim(), dtype=torch.int64, device=mask.device)
+        count = self._count_of(mask)
+        if mask.is_cuda:  # nobody looks there
+            return torch.empty(count, mask.dim(), dtype=torch.int64, device=mask.device)
+        return torch.ones(mask.shape, dtype=torch.bool).nonzero()[:count]
 
     def indices(self, args):
         """The arguments of an indexing operation, with the positions of masks in place of the masks."""
@@ -148,7 +167,7 @@ class Values:
         positions = []
         for index in indices:
             is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-            if not is_mask or not index.is_cuda:
+            if not is_mask or not (index.is_cuda or self.hollow.holds(index)):
                 positions.append(index)
                 continue
             twin = self.twin(index)
@@ -165,6 +184,8 @@ class Values:
         if not on_device:
             if made and any(tensor.is_cuda for tensor in tensors):
                 self._copied_to_host(func, args, kwargs, tensors, made)
+            else:
+                self.keep_on_host(func, args, tensors, made)
             return
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             self._read_back(on_device[0], args[0])
@@ -183,9 +204,24 @@ class Values:
                         self.twins[one] = twin
                 return
         for one in on_device:
-            for kept in (self.twins, self.bounds, self.shares):
+            twin, bound, share = self._what_follows(func, args, tensors, one)
+            for kept, value in ((self.twins, twin), (self.bounds, bound), (self.shares, share)):
                 kept.pop(one, None)
-            self._keep_what_follows(func, args, tensors, one)
+                if value is not None:
+                    kept[one] = value
+
+    def keep_on_host(self, func, args, tensors, made):
+        """Keep the bounds of results on the host whose values are not known."""
+        for one in made:
+            if self.hollow.holds(one):
+                self._keep_bound(func, args, tensors, one)
+
+    def _keep_bound(self, func, args, tensors, one):
+        _, bound, share = self._what_follows(func, args, tensors, one)
+        if bound is not None:
+            self.bounds[one] = bound
+        if share is not None:
+            self.shares[one] = share
 
     def _agreed(self, name, args, tensors):
         """What a collective brings where all ranks have the same numbers."""
@@ -222,30 +258,26 @@ class Values:
             return False
         return all(self.twin(tensor) is not None for tensor in tensors)
 
-    def _keep_what_follows(self, func, args, tensors, one):
-        """A result of unknown numbers may still be known, or have a bound."""
+    def _what_follows(self, func, args, tensors, one):
+        """(twin, bound, share) of a result of unknown numbers, each of which may be None. The result may be known all
+        the same, or have a bound."""
         if func in ASSUMED:
-            if one.numel() <= MOST_ELEMENTS:
-                self.twins[one] = torch.full(one.shape, ASSUMED[func])
-            return
+            twin = torch.full(one.shape, ASSUMED[func]) if one.numel() <= MOST_ELEMENTS else None
+            return twin, None, None
         if one.is_floating_point():
-            return
+            return None, None, None
         name = func.__name__.partition(".")[0]
         if not name.startswith("_"):
             name = name.rstrip("_")
         share = self._share_of_result(name, tensors, one)
-        if share is not None:
-            self.shares[one] = share
         decided_by = DECIDED_BY.get(name)
         if decided_by is not None and one.numel() <= MOST_ELEMENTS and (decided_by == 0 or one.dtype == torch.bool):
             for tensor in tensors:
                 twin = self.twin(tensor)
                 if twin is not None and twin.numel() and bool(((twin != 0) == decided_by).all()):
-                    self.twins[one] = torch.full(one.shape, decided_by, dtype=one.dtype)
-                    return
+                    return torch.full(one.shape, decided_by, dtype=one.dtype), None, share
         bound = None if one.dtype == torch.bool else self._bound_of_result(name, args, tensors, one)
-        if bound is not None:
-            self.bounds[one] = bound
+        return None, bound, share
 
     def _share_of_result(self, name, tensors, one):
         """Which share of a mask is true where classes are equally frequent, as tokens are among experts."""
@@ -278,16 +310,41 @@ class Values:
             whole = len(args) < 2 or args[1] is None
             count = tensors[0].numel() if whole and name != "multinomial" else tensors[0].shape[dimension]
             return max(0, count - 1)
-        if first is None:
-            return None
+        if name == "copy":
+            return self._bound_of_argument(args[1])
+        if name == "bitwise_and":
+            bounds = [bound for bound in map(self.bound, tensors) if bound is not None]
+            return min(bounds, default=None)
+        if name == "rsub":  # of numbers that are at least 0
+            return args[1] if isinstance(args[1], int) else None
+        if name in ("remainder", "fmod"):
+            divisor = self._bound_of_argument(args[1])
+            return None if divisor is None else max(0, divisor - 1)
+        return None if first is None else self._bound_by_first(name, args, tensors, first)
+
+    def _bound_by_first(self, name, args, tensors, first):
+        """The upper bound of a result, for a first argument of at most `first`."""
+        if name in SELECTS:
+            return first
+        if name in WRITES:
+            written = self._bound_of_argument(args[WRITES[name]])
+            return None if written is None else max(first, written)
         if name in KEEPS_VALUES or name in KEEPS_BOUNDS:
             all_bounds = [self.bound(tensor) for tensor in tensors if not tensor.is_floating_point()]
             return None if None in all_bounds else max(all_bounds, default=None)
+        if name == "sub":
+            return max(0, first - args[1]) if isinstance(args[1], int) else first
         if name in ("add", "mul") and len(args) > 1:
-            other = self.bound(args[1]) if isinstance(args[1], torch.Tensor) else args[1]
-            if isinstance(other, int) and other >= 0:
+            other = self._bound_of_argument(args[1])
+            if other is not None and other >= 0:
                 return first + other if name == "add" else first * other
         return None
+
+    def _bound_of_argument(self, value):
+        """The upper bound of a whole number, or of a tensor of such; None: not known."""
+        if isinstance(value, torch.Tensor):
+            return None if value.is_floating_point() else self.bound(value)
+        return value if isinstance(value, int) else None
 
     def _read_back(self, made, source):
         """`torch.tensor(3, device="cuda")` tells the device below every mode: the device remembers small copies."""

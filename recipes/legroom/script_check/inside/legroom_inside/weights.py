@@ -32,13 +32,22 @@ def _patch(model_class, note):
     real = model_class.from_pretrained.__func__
 
     def from_pretrained(cls, name, *args, **settings):
-        if isinstance(name, (str, os.PathLike)) and not _has_weights(str(name), settings):
-            name = _with_holes(cls, str(name), settings, note)
-            for key in ("subfolder", "revision", "variant"):
-                settings.pop(key, None)
-        return real(cls, name, *args, **settings)
+        if not isinstance(name, (str, os.PathLike)) or _has_weights(str(name), settings):
+            return real(cls, name, *args, **settings)
+        folder = _with_holes(cls, str(name), settings, note)
+        for key in ("subfolder", "revision", "variant"):
+            settings.pop(key, None)
+        loaded = real(cls, folder, *args, **settings)
+        _name(loaded[0] if isinstance(loaded, tuple) else loaded, str(name))
+        return loaded
 
     model_class.from_pretrained = classmethod(from_pretrained)
+
+
+def _name(model, name):
+    """Let a model say that it was loaded from what the script has named: trainers load its tokenizer from there."""
+    model.name_or_path = name
+    model.config._name_or_path = name
 
 
 def _has_weights(name, settings):
@@ -89,7 +98,8 @@ def _with_holes(cls, name, settings, note):
 def _write_holes(path, model, stored):
     """A file of safetensors whose header names every weight, and whose values are a hole of the file system."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    is_tied = getattr(model.config, "tie_word_embeddings", False)  # if not, the names of what may be tied are weights
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if is_tied else set()
     seen = set()
     for key, value in model.state_dict(keep_vars=True).items():
         if id(value) in seen or key in tied:
