@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 
 import pytest
-import torch
 from conftest import compose
 from matplotlib.figure import Figure
 from test_step_estimate import made as estimated
@@ -17,7 +15,7 @@ from legroom.estimator import places
 from legroom.estimator.cards import gpu_of
 from legroom.estimator.speed.operation_names import MATMUL
 from legroom.estimator.speed.operations import Operation, Tally
-from legroom.estimator.step_estimate import precision_of
+from legroom.estimator.step_estimate import precision_like
 from legroom.foresight import not_followed
 from legroom.foresight.search import objective
 from legroom.machine import gpu_specs, host
@@ -84,10 +82,7 @@ def test_the_picture_of_a_script_is_on_its_page():
 
 @pytest.mark.parametrize("wide, precision", [(3, "bf16_pure"), (4, "bf16_pure"), (5, "bf16"), (8, "bf16")])
 def test_a_step_in_16_bits_is_mixed_where_most_trained_weights_are_wider(wide, precision):
-    widths = [torch.float32] * wide + [torch.bfloat16] * (8 - wide)
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in widths])
-    model.extend([torch.nn.Parameter(torch.zeros(99), requires_grad=False)])  # frozen: does not count
     tally = Tally()
     tally.put(Operation("mm", MATMUL, "bf16", flops=2), "forward")
     tally.put(Operation("mm", MATMUL, "fp32", flops=1), "forward")
-    assert precision_of(SimpleNamespace(tally=tally, passes=[], model=model)) == precision
+    assert precision_like([tally], trained=8, trained_in_fp32=wide, uses_tf32=False) == precision

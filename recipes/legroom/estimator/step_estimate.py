@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,10 @@ from legroom.estimator.verdict import FITS, TIGHT
 from legroom.units import PARTS
 
 if TYPE_CHECKING:
+    from legroom.estimator.explain import Traced
     from legroom.estimator.fake_gpu.op_trace import OpTrace
+    from legroom.estimator.ledger.storage_log import StorageLog
+    from legroom.estimator.speed.operations import Tally
     from legroom.estimator.user_step import SimulatedUserStep
 
 MARGIN = 0.03  # conf/config.yaml, estimate.margin
@@ -140,90 +143,148 @@ def estimate_step(
 
     capacity = room.usable_bytes(figures, 0, memory_limit_gib)
     seen = user_step.simulate(step, make, (module, optimizer, inputs), figures, capacity)
-    return estimate_of(seen, figures, margin, capacity)
+    return estimate_of(_of_user_step(seen, capacity), figures, margin, op_trace=seen.trace)
 
 
-def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: int, ranks: int = 1) -> StepEstimate:
-    """The figures of a simulated step. capacity_bytes: what torch's allocator has. ranks: that train together."""
+@dataclass(frozen=True)
+class SeenStep:
+    """A step as it was followed, on fake tensors or on the emulated device.
+
+    trace: its storages with their origins. tally: its operations. precision: the option of `precision` that it is like.
+    is_mostly_frozen: most of its weights are not trained. parts: bytes by part at the peak of live tensors.
+    reserved_bytes, allocated_bytes: the peaks of torch's allocator. taken_bytes: of the device by all of the process,
+    beside context and NCCL. left_bytes: of what the device has for it; negative: missing. notes: what was assumed.
+    """
+
+    trace: Traced
+    tally: Tally
+    precision: str
+    is_mostly_frozen: bool
+    parts: dict[str, int]
+    peak_phase: str | None
+    reserved_bytes: int
+    allocated_bytes: int
+    taken_bytes: int
+    left_bytes: int
+    model_flops: int | None
+    notes: Sequence[str] = ()
+
+
+def estimate_of(
+    seen: SeenStep, gpu: Gpu, margin: float, ranks: int = 1, op_trace: OpTrace | None = None
+) -> StepEstimate:
+    """The figures of a step on a GPU.
+
+    margin: what "fits" keeps free, as a share. ranks: that train together. op_trace: what a picture is drawn of.
+
+    Raises Refusal where the GPU lacks a dtype that the step computes in.
+    """
     from legroom.estimator import explain
     from legroom.estimator.speed import roofline
 
-    trace, demand = seen.trace, seen.demand
-    parts = trace.ledger.parts()
-    left = -demand.missing_bytes or min(capacity_bytes, demand.capacity_bytes) - demand.peak_reserved_bytes
-    judged = verdict.judge(left, demand.peak_reserved_bytes, margin)
-    context_bytes, nccl_bytes = room.context(gpu)[0], gpu.nccl_bytes * (ranks > 1)
+    judged = verdict.judge(seen.left_bytes, seen.taken_bytes, margin)
+    context_bytes, nccl_bytes = room.context(gpu)[0], gpu.nccl_bytes if ranks > 1 else 0
     try:
-        frozen = sum(weight.numel() * (-1 if weight.requires_grad else 1) for weight in trace.model.parameters()) > 0
-        tally = trace.step_tally(len(trace.passes))
-        speed = roofline.predict(tally, gpu, precision_of(trace), ranks, beside_frozen=frozen)
+        speed = roofline.predict(seen.tally, gpu, seen.precision, ranks, beside_frozen=seen.is_mostly_frozen)
     except ValueError as error:
         raise Refusal(f"{error} Choose another dtype or GPU.") from error
     return StepEstimate(
         device_name=gpu.device_name,
         verdict=judged.word,
-        left_bytes=left,
+        left_bytes=seen.left_bytes,
         kept_bytes=judged.kept_bytes,
         capacity_bytes=gpu.memory_bytes,
-        device_used_bytes=context_bytes + nccl_bytes + demand.peak_reserved_bytes,
+        device_used_bytes=context_bytes + nccl_bytes + seen.taken_bytes,
         context_bytes=context_bytes,
-        reserved_bytes=demand.peak_reserved_bytes,
-        allocated_bytes=demand.peak_allocated_bytes,
-        tensor_bytes=parts["peak_tensor_bytes"],
-        parts={part: parts[f"{part}_bytes"] for _, part in PARTS},
-        peak_phase=parts["peak_phase"],
-        timeline=_timeline(trace),
-        largest=tuple(explain.largest(trace)),
+        reserved_bytes=seen.reserved_bytes,
+        allocated_bytes=seen.allocated_bytes,
+        tensor_bytes=sum(seen.parts.values()),
+        parts=seen.parts,
+        peak_phase=seen.peak_phase,
+        timeline=_timeline(seen.trace.log),
+        largest=tuple(explain.largest(seen.trace)),
         step_seconds=speed.step_seconds,
         step_seconds_low=speed.low_seconds,
         step_seconds_high=speed.high_seconds,
         bound_by=speed.bound_by,
         device_seconds=speed.device_seconds,
         host_seconds=speed.host_seconds,
-        model_flops=trace.ledger.model_flops,
-        notes=(*_notes(gpu, judged.word, nccl_bytes, trace.paged_bytes), *seen.warnings, *speed.notes),
-        _trace=trace,
+        model_flops=seen.model_flops,
+        notes=(*_notes(gpu, judged.word, nccl_bytes), *seen.notes, *speed.notes),
+        _trace=op_trace,
     )
 
 
-def precision_of(trace: OpTrace) -> str:
-    """The option of `precision` that is like the step: by the dtype of most of its arithmetic.
-
-    Under autocast (what is trained is in fp32) the host's calls take longer. Products of fp32 may run in tf32, as torch
-    is set.
-    """
+def _of_user_step(simulated: SimulatedUserStep, capacity_bytes: int) -> SeenStep:
+    """A step on fake tensors. capacity_bytes: what torch's allocator has."""
     import torch
 
+    trace, demand = simulated.trace, simulated.demand
+    parts = trace.ledger.parts()
+    weights = list(trace.model.parameters())
+    trained = [weight for weight in weights if weight.requires_grad]
+    precision = precision_like(
+        (trace.tally, *trace.passes),
+        trained=sum(weight.numel() for weight in trained),
+        trained_in_fp32=sum(weight.numel() for weight in trained if weight.dtype == torch.float32),
+        uses_tf32=torch.backends.cuda.matmul.fp32_precision == "tf32",
+    )
+    if demand.missing_bytes:
+        left_bytes = -demand.missing_bytes
+    else:
+        left_bytes = min(capacity_bytes, demand.capacity_bytes) - demand.peak_reserved_bytes
+    notes = list(simulated.warnings)
+    if trace.paged_bytes:  # they fill what is free, and the rest of them stays on the host
+        size = units.size(trace.paged_bytes)
+        notes.insert(0, f"paged optimizer states ({size}) are outside the memory, and paging the time.")
+    return SeenStep(
+        trace=trace,
+        tally=trace.step_tally(len(trace.passes)),
+        precision=precision,
+        is_mostly_frozen=sum(weight.numel() for weight in weights) > 2 * sum(weight.numel() for weight in trained),
+        parts={part: parts[f"{part}_bytes"] for _, part in PARTS},
+        peak_phase=parts["peak_phase"],
+        reserved_bytes=demand.peak_reserved_bytes,
+        allocated_bytes=demand.peak_allocated_bytes,
+        taken_bytes=demand.peak_reserved_bytes,
+        left_bytes=left_bytes,
+        model_flops=trace.ledger.model_flops,
+        notes=notes,
+    )
+
+
+def precision_like(tallies: Iterable[Tally], trained: int, trained_in_fp32: int, uses_tf32: bool) -> str:
+    """The option of `precision` that is like a step: by the dtype of most of its arithmetic.
+
+    tallies: of its operations. trained, trained_in_fp32: elements of weights; under autocast, where those are in fp32,
+    the host's calls take longer. uses_tf32: products of fp32 may run in tf32, as torch is set.
+    """
     from legroom.estimator.speed.operation_names import MATMUL
 
     flops: Counter[str] = Counter()
-    for tally in (trace.tally, *trace.passes):
+    for tally in tallies:
         for operation, times in tally.operations():
             if operation.kind == MATMUL:
                 flops[operation.dtype] += operation.flops * times
     most = flops.most_common(1)[0][0] if flops else "fp32"
     if most in ("fp16", "bf16"):
-        weights = [weight for weight in trace.model.parameters() if weight.requires_grad]
-        wide = sum(weight.numel() for weight in weights if weight.dtype == torch.float32)
-        return most if 2 * wide > sum(weight.numel() for weight in weights) else "bf16_pure"
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
+        return most if 2 * trained_in_fp32 > trained else "bf16_pure"
+    return "tf32" if uses_tf32 else "fp32"
 
 
-def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:
-    live = itertools.accumulate(sign * entry.bytes for entry, sign in trace.log.events)
-    points = [(entry.phase, size) for (entry, _), size in zip(trace.log.events, live)]
-    return tuple(points[trace.log.step_start :])
+def _timeline(log: StorageLog) -> tuple[tuple[str, int], ...]:
+    live = itertools.accumulate(sign * entry.bytes for entry, sign in log.events)
+    points = [(entry.phase, size) for (entry, _), size in zip(log.events, live)]
+    return tuple(points[log.step_start :])
 
 
-def _notes(gpu: Gpu, word: str, nccl_bytes: int, paged_bytes: int) -> list[str]:
+def _notes(gpu: Gpu, word: str, nccl_bytes: int) -> list[str]:
     lines = []
     if word == TIGHT:
         lines.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
     context_bytes, is_measured = room.context(gpu)
     if not is_measured:
         lines.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
-    if paged_bytes:  # they fill what is free, and the rest of them stays on the host
-        lines.append(f"paged optimizer states ({units.size(paged_bytes)}) are outside the memory, and paging the time.")
     if nccl_bytes:
         lines.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
     return lines

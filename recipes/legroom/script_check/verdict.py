@@ -4,20 +4,16 @@ Memory is torch's own account on the emulated device. Time follows from the oper
 """
 
 import dataclasses
-import itertools
 from collections import Counter
 from typing import Any
 
 from legroom import units
 from legroom.config import Gpu
-from legroom.errors import Refusal
-from legroom.estimator import explain, room, verdict
+from legroom.estimator import room
 from legroom.estimator.ledger.kinds import ACTIVATION, OTHER
 from legroom.estimator.ledger.timeline import timeline
-from legroom.estimator.speed import anatomy, roofline
-from legroom.estimator.speed.operation_names import MATMUL
-from legroom.estimator.step_estimate import StepEstimate
-from legroom.estimator.verdict import DOES_NOT_FIT, TIGHT
+from legroom.estimator.speed import anatomy
+from legroom.estimator.step_estimate import SeenStep, StepEstimate, estimate_of, precision_like
 from legroom.script_check.recording import Recording
 from legroom.units import MIB
 
@@ -32,46 +28,27 @@ def judge(made: Recording, gpu: Gpu, margin: float, ranks: int, ran_out: bool) -
 
     Raises Refusal where the GPU lacks a dtype that the step computes in.
     """
-    nccl_bytes = gpu.nccl_bytes * (ranks > 1)
-    usable = room.usable_bytes(gpu, nccl_bytes, None)
     needed = _needed_phases(made.found["phases"])
     reserved = max(each["reserved"] for each in needed)
     taken = _taken(made, reserved)
-    left = usable - taken
+    left = room.usable_bytes(gpu, gpu.nccl_bytes if ranks > 1 else 0, None) - taken
     if ran_out and left >= 0:
         left = -1  # fragments: each block would fit, and not all of them beside each other
-    judged = verdict.judge(left, taken, margin)
-    try:
-        speed = roofline.predict(made.tally, gpu, precision_of(made), ranks, beside_frozen=_is_mostly_frozen(made))
-    except ValueError as error:
-        raise Refusal(f"{error} Choose another dtype or GPU.") from error
-    parts = made.parts()
-    context_bytes = room.context(gpu)[0]
-    return StepEstimate(
-        device_name=gpu.device_name,
-        verdict=judged.word,
-        left_bytes=left,
-        kept_bytes=judged.kept_bytes,
-        capacity_bytes=gpu.memory_bytes,
-        device_used_bytes=context_bytes + nccl_bytes + taken,
-        context_bytes=context_bytes,
+    seen = SeenStep(
+        trace=made,
+        tally=made.tally,
+        precision=precision_of(made),
+        is_mostly_frozen=_is_mostly_frozen(made),
+        parts=made.parts(),
+        peak_phase=made.peak_phase,
         reserved_bytes=reserved,
         allocated_bytes=max(each["allocated"] for each in needed),
-        tensor_bytes=sum(parts.values()),
-        parts=parts,
-        peak_phase=made.peak_phase,
-        timeline=_timeline(made),
-        largest=tuple(explain.largest(made)),
-        step_seconds=speed.step_seconds,
-        step_seconds_low=speed.low_seconds,
-        step_seconds_high=speed.high_seconds,
-        bound_by=speed.bound_by,
-        device_seconds=speed.device_seconds,
-        host_seconds=speed.host_seconds,
+        taken_bytes=taken,
+        left_bytes=left,
         model_flops=made.model_flops,
-        notes=(*_notes(made, gpu, judged.word, nccl_bytes), *speed.notes),
-        _trace=None,
+        notes=_notes(made, fits=left >= 0),
     )
+    return estimate_of(seen, gpu, margin, ranks)
 
 
 def _needed_phases(phases: list[dict[str, int]]) -> list[dict[str, int]]:
@@ -103,20 +80,9 @@ def page(made: Recording, gpu: Gpu, ranks: int) -> dict[str, Any]:
 
 
 def precision_of(made: Recording) -> str:
-    """The option of `precision` that is like the step: by the dtype of most of its arithmetic.
-
-    Under autocast (what is trained is in fp32) the host's calls take longer.
-    """
-    flops: dict[str, int] = {}
-    for operation, times in made.tally.operations():
-        if operation.kind == MATMUL:
-            flops[operation.dtype] = flops.get(operation.dtype, 0) + operation.flops * times
-    most = max(flops, key=flops.__getitem__, default="fp32")
-    if most in ("fp16", "bf16"):
-        if 2 * made.weights.trained_in_fp32 > made.weights.trained:
-            return most
-        return "bf16_pure"
-    return "tf32" if made.found["tf32"] else "fp32"
+    """The option of `precision` that is like the step."""
+    weights = made.weights
+    return precision_like((made.tally,), weights.trained, weights.trained_in_fp32, made.found["tf32"])
 
 
 def _is_mostly_frozen(made: Recording) -> bool:
@@ -124,25 +90,11 @@ def _is_mostly_frozen(made: Recording) -> bool:
     return made.weights.stored_bytes > 8 * made.weights.trained
 
 
-def _timeline(made: Recording) -> tuple[tuple[str, int], ...]:
-    events = made.log.events
-    live = itertools.accumulate(sign * entry.bytes for entry, sign in events)
-    points = [(entry.phase, size) for (entry, _), size in zip(events, live)]
-    return tuple(points[made.log.step_start :])
-
-
-def _notes(made: Recording, gpu: Gpu, word: str, nccl_bytes: int) -> list[str]:
+def _notes(made: Recording, fits: bool) -> list[str]:
     notes = []
-    if word == TIGHT:
-        notes.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
-    context_bytes, is_measured = room.context(gpu)
-    if not is_measured:
-        notes.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
-    if nccl_bytes:
-        notes.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
     phases = _needed_phases(made.found["phases"])
     first, last = phases[0], phases[-1]
-    if first["reserved"] > last["reserved"] and word != DOES_NOT_FIT:
+    if first["reserved"] > last["reserved"] and fits:
         more = units.size(first["reserved"] - last["reserved"])
         notes.append(f"loading and the first step reserve {more} more than a later step.")
     caught = last["ooms"]
