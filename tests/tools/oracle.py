@@ -10,12 +10,13 @@ the same step on fake tensors. Compared are the live tensors at the peak, by par
 memory. What differs is a fault of one of them, or is named as unknowable in docs/results/oracle.md.
 
 Every row is kept in docs/results/oracle.jsonl as it ends, so that a list that was stopped goes on where it was, and
-the table of docs/results/oracle.md is written from what is kept. A row takes about 15 s of a processor.
+the table of docs/results/oracle.md is written from what is kept. About 5 s of a processor each.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -27,13 +28,15 @@ import tempfile
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import checkout  # noqa: F401
 
+from legroom.config import Gpu
 from legroom.estimator.cards import gpu_of
 from legroom.jobs import fork_client, launch, supervise
 from legroom.options.compose import compose
-from legroom.script_check import cuda_build, device, interpreter, process
+from legroom.script_check import command, cuda_build, device, interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = Path(__file__).with_name("oracle_rows.txt")
@@ -44,7 +47,6 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "other")
 LIVE, ALLOCATED, RESERVED = "peak_tensor_bytes", "peak_allocated_bytes", "peak_reserved_bytes"
 FIGURES = (LIVE, ALLOCATED, RESERVED, *(f"{part}_bytes" for part in PARTS))
 LIBRARIES = ("torch", "transformers", "accelerate")
-SECONDS = 900
 NEVER = 10**9  # optimizer steps after which the recorder would stop the process
 STEPS = ("train.max_steps=5", "measure.warmup_steps=0", "tracker=none", "save.final=false")
 NEAR = 0.005  # of the reserved memory
@@ -124,47 +126,99 @@ def compare(row: Row, before: Compared | None = None) -> Compared:
     with tempfile.TemporaryDirectory(prefix="oracle_") as folder:
         try:
             if not compared.real:
-                compared.real = _emulated(row, Path(folder, "real"))
+                compared.real = _emulated(row)
             compared.estimated = _estimated(row, Path(folder, "estimate"))
         except RuntimeError as error:
             compared.error = str(error)
     return compared
 
 
-def _emulated(row: Row, folder: Path) -> dict[str, int]:
+def _emulated(row: Row) -> dict[str, int]:
     """The memory of a run on the emulated device. Raises RuntimeError where it has none."""
-    command = [sys.executable, "train.py", *row.job, f"recipe={row.recipe}", f"hydra.run.dir={folder}"]
-    environment = {**_environment(row, folder.parent), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    path = folder / "result.json"
-    if not path.exists():
-        raise RuntimeError((run.stdout + run.stderr).strip()[-300:])
-    result = json.loads(path.read_text())
-    if result["status"] != "ok" or not result["memory"].get(LIVE):
-        error = result.get("error") or {}
-        raise RuntimeError(f"emulated, {result['status']}: {error.get('message', '')[:300]}")
-    return {figure: result["memory"][figure] for figure in FIGURES}
+    answer = _card(row.gpu, row.ranks).answer([*row.job, f"recipe={row.recipe}"])
+    if "error" in answer:
+        raise RuntimeError(f"emulated, {answer['error']}")
+    return {figure: answer["memory"][figure] for figure in FIGURES}
 
 
-def _environment(row: Row, folder: Path) -> dict[str, str]:
-    """The environment of a process that finds the card, and the CUDA build of this torch."""
-    environment = interpreter.facts(Path(sys.executable))
-    major = cuda_build.cuda_major(environment)
+class CardProcess:
+    """A process whose jobs find these cards (oracle_emulated.py)."""
+
+    def __init__(self, gpu: str, count: int):
+        self.cards = gpu, count
+        self._folder = tempfile.TemporaryDirectory(prefix="oracle_")
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("oracle_emulated.py"))],
+            cwd=self._folder.name,
+            env={**_environment(gpu, count, self._folder.name), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def answer(self, overrides: list[str]) -> dict[str, Any]:
+        """What a job came to. Raises RuntimeError where the process ends."""
+        assert self._process.stdin is not None and self._process.stdout is not None, "both are pipes"
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(overrides) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("emulated: the process of the card has ended")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+CARDS: list[CardProcess] = []  # that of the latest row, if any
+
+
+def _card(gpu: str, count: int) -> CardProcess:
+    if CARDS and CARDS[0].cards != (gpu, count):
+        CARDS.pop().close()
+    if not CARDS:
+        CARDS.append(CardProcess(gpu, count))
+    return CARDS[0]
+
+
+def close() -> None:
+    """End the processes that rows are run by."""
+    while CARDS:
+        CARDS.pop().close()
+    while SERVERS:
+        SERVERS.pop().close()
+
+
+def _environment(gpu: str, cards: int, folder: str) -> dict[str, str]:
+    """The environment of a process that finds the cards, and the CUDA build of this torch."""
+    variables = device_environment(Path(sys.executable), gpu_of(gpu), cards, folder)
+    if cards > 1:  # rank 0 runs alone: its collectives wait for nobody
+        variables |= command.rank_environment(cards, cards, 0)
+    return variables
+
+
+def device_environment(python: Path, gpu: Gpu, cards: int, folder: str) -> dict[str, str]:
+    """The environment in which a Python finds emulated cards, and a CUDA build of its torch.
+
+    folder: into which operations are recorded, once `legroom_inside.begin` is called. Raises RuntimeError where there
+    is no CUDA build.
+    """
+    facts = interpreter.facts(python)
+    major = cuda_build.cuda_major(facts)
     if major is None:
         raise RuntimeError("no CUDA build of torch is fetched: make cuda-build")
-    variables = device.variables(gpu_of(row.gpu), major, row.ranks, gpu_of(row.gpu).memory_bytes, os.environ)
-    path = [str(process.INSIDE)]  # it knows the values of masks and positions, which models read
-    if environment.cuda_major is None:
-        path.append(str(cuda_build.folder_of(environment)))
+    variables = device.variables(gpu, major, cards, gpu.memory_bytes, os.environ)
+    path = []
+    if facts.cuda_major is None:
+        path.append(str(cuda_build.folder_of(facts)))
     if variables.get("PYTHONPATH"):
         path.append(variables["PYTHONPATH"])
     asked = json.dumps({"steps": NEVER, "longest": False, "keeps_peaks": True})
-    return {
-        **variables,
-        "PYTHONPATH": os.pathsep.join(path),
-        "LEGROOM_CHECK": str(folder),
-        "LEGROOM_CHECK_ASKED": asked,
-    }
+    recorded = {"LEGROOM_CHECK": folder, "LEGROOM_CHECK_ASKED": asked}
+    return {**variables, "PYTHONPATH": os.pathsep.join(path), **recorded}
 
 
 def _estimated(row: Row, folder: Path) -> dict[str, int]:
@@ -277,7 +331,7 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     listed = rows()
     stored = kept()
-    for row in listed:
+    for row in sorted(listed, key=lambda row: (row.gpu, row.ranks)):  # those of one card share a process
         if (asked.short and not row.is_short) or asked.only not in row.name:
             continue
         before = None if asked.again else stored.get(row.name)
@@ -287,8 +341,7 @@ def main(argv: list[str]) -> int:
         stored = {**kept(), row.name: compared}  # another process may have kept some
         keep(stored)
         print(table([compared])[2], flush=True)
-    for server in SERVERS:
-        server.close()
+    close()
     in_list = [stored[row.name] for row in listed if row.name in stored]
     print("\n".join(summary(in_list)))
     if in_list:
