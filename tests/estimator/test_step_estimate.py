@@ -369,7 +369,9 @@ def test_events_and_streams_of_cuda_are_at_hand():
         print(f"{begin.elapsed_time(end):.1f} ms")
         return loss
 
-    assert made(step).reserved_bytes == made().reserved_bytes
+    on_streams, plain = made(step), made()
+    assert on_streams.allocated_bytes == plain.allocated_bytes
+    assert on_streams.reserved_bytes > plain.reserved_bytes, "a stream gets no blocks of another one"
 
 
 def test_a_dtype_that_the_gpu_lacks_is_refused():

@@ -43,13 +43,13 @@ def test_cards_of_the_same_rules_share_a_simulation(counted, monkeypatch, tmp_pa
             found[-1]["estimate"] = asdict(outcome.estimate)
         return found
 
-    cards = ("rtx4090_24gb", "l4_24gb", "rtx3060_12gb", "h100_80gb")
+    cards = ("a100_40gb", "a100_80gb", "h100_80gb", "h200_141gb")
     alone = outcomes(*cards)
     assert len(counted) == 4
     monkeypatch.setenv(SIMULATIONS, str(tmp_path))
     counted.clear()
     shared = outcomes(*cards)
-    assert len(counted) == 2, "one for 8.6 and 8.9, one for 9.0"
+    assert len(counted) == 2, "one for each chip"
     assert copy.deepcopy(shared) == alone
 
 

@@ -49,7 +49,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     make: returns (modules, optimizers, inputs) on the current device; None: `given` has them, and is copied without its
     data. capacity_bytes: what the GPU has for torch's allocator. Raises Refusal for what cannot be followed.
     """
-    fake = FakeDevice(gpu.kernel_rules)
+    fake = FakeDevice(gpu.kernel_rules, gpu.sm_count)
 
     def noted(text: str) -> None:
         fake.warnings[text] = None

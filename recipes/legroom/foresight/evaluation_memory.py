@@ -27,7 +27,7 @@ BATCHES = 2  # a step of two micro-batches, which also adds to gradients; an eva
 class EvaluationRequests:
     """Requests to the allocator. events: of two steps and of an evaluation behind them, which starts at index begin."""
 
-    events: list[tuple[int, int]]
+    events: list[allocator.Request]
     begin: int
 
     def needed_alone(self, settings: Settings) -> int:

@@ -53,7 +53,7 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
     memory.per_rank = [memory.of_rank(simulated.rank)]
 
 
-def _demand_within(cfg: Config, events: list[tuple[int, int]], capacity_bytes: int) -> allocator.Demand:
+def _demand_within(cfg: Config, events: list[allocator.Request], capacity_bytes: int) -> allocator.Demand:
     limits = limits_of(capacity_bytes, cfg.gpu.memory_bytes)
     return allocator.replay(events, limits.capacity_bytes, limits.settings)
 
@@ -222,8 +222,7 @@ def notes(cfg: Config) -> list[str]:
         source = {"measured": "measured", "published": "published for two A100"}.get(cfg.gpu.nccl_from, "assumed")
         lines.append(
             f"NCCL's buffers on each GPU are counted as {units.size(nccl_bytes(cfg))} ({source}; gpu.nccl_bytes)"
-            f"{'; what it takes for the network between machines is not known' if machines > 1 else ''}. "
-            "It is not modelled that memory freed on one stream is not available to another."
+            f"{'; what it takes for the network between machines is not known' if machines > 1 else ''}."
         )
     if cfg.parallelism.steps_on_host:
         key = "cpu_offload=true" if cfg.parallelism.cpu_offload else f"offload={cfg.parallelism.offload}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from legroom import config
 from legroom.config import Config
-from legroom.estimator.fake_gpu import attention, op_trace
+from legroom.estimator.fake_gpu import attention, op_trace, reductions
 from legroom.estimator.ledger.timeline import timeline
 from legroom.foresight import prediction, simulation
 from legroom.foresight.simulation import SimulatedStep
@@ -47,5 +47,7 @@ def _key(cfg: Config) -> str:
     """The same for configurations whose steps differ in the GPU's capacity and speed alone."""
     values = config.to_dict(cfg) | {"gpu": cfg.gpu.machines}  # where FSDP's groups of a machine's ranks end
     del values["launch"]
-    rules = [*attention.rules(cfg.gpu.kernel_rules), op_trace.cublas_workspace_bytes(cfg.gpu.kernel_rules)]
+    capability = cfg.gpu.kernel_rules
+    rules = [*attention.rules(capability), op_trace.cublas_workspace_bytes(capability)]
+    rules += [reductions.threads_per_multiprocessor(capability), cfg.gpu.sm_count]
     return hashlib.sha256(json.dumps([values, rules], sort_keys=True).encode()).hexdigest()[:16]

@@ -55,7 +55,7 @@ class SimulatedStep:
     tokens: int  # of one optimizer step of all ranks
     micro_batches: int  # of one optimizer step
     model_flops: int | None  # of one optimizer step
-    events: list[tuple[int, int]]  # requests to the allocator of a GPU; see `OpTrace.allocator_events`
+    events: list[allocator.Request]  # requests to the allocator of a GPU; see `OpTrace.allocator_events`
     paged_bytes: int  # of optimizer states, outside the allocator
     tally: Tally  # of one optimizer step
     model: Model
@@ -117,7 +117,7 @@ def _simulate(
 ) -> SimulatedStep:
     """`simulate_step` of one rank of a configuration that is not compiled. build_data: see `setup.build`."""
     gpu = cfg.gpu if cfg.target.gpu else None
-    fake = FakeDevice(gpu.kernel_rules if gpu else None)
+    fake = FakeDevice(gpu.kernel_rules, gpu.sm_count) if gpu else FakeDevice(None)
     with fake, fake_ranks.libraries_of(cfg, fake), fake_ranks.rank_of(cfg, fake, rank):
         make_arguments = functools.partial(fake_ranks.arguments_for, device=fake.device)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
@@ -206,13 +206,14 @@ def within(simulated: SimulatedStep, capacity_bytes: int, gpu_bytes: int) -> Sim
 
 
 def _two_steps(training: setup.Training, trace: OpTrace, enough: int, held: list[torch.Tensor]) -> int:
-    """Run two optimizer steps on the longest rows. enough: micro-batches of the second. held: the inputs of those that
-    are not run, which stay on the device. Returns the tokens of the second."""
+    """Run two optimizer steps on the longest rows. enough: micro-batches of each; the first, too, leaves the allocator
+    free blocks between what it keeps. held: what those that are not run keep on the device. Returns the tokens of the
+    second."""
     loop, tokens = training.loop, 0
     for tensor in held:
         trace.hold(tensor)
-    for micro_batches in (1, enough):
-        training.args.gradient_accumulation_steps = micro_batches
+    training.args.gradient_accumulation_steps = enough
+    for _ in range(2):
         tokens = loop.one_more_step(trace)
         fake_ranks.rebuild_buckets(loop.model)
     return tokens
@@ -231,7 +232,10 @@ def _fake_model(fake: FakeDevice, cfg: Config, build_model: setup.BuildModel) ->
 
 
 def _input_tensors(loader: Any, count: int) -> list[torch.Tensor]:
-    """The tensors of `count` micro-batches that are not run: all inputs are on the device before the step begins."""
+    """The tensors that `count` micro-batches which are not run keep on the device: their inputs, which are there before
+    the step begins, and their losses."""
     if not count:
         return []
-    return [torch.empty_like(tensor) for tensor in next(iter(loader)).values() for _ in range(count)]
+    inputs = list(next(iter(loader)).values())
+    losses = [torch.empty((), device=inputs[0].device) for _ in range(count)]
+    return [torch.empty_like(tensor) for tensor in inputs for _ in range(count)] + losses

@@ -53,7 +53,7 @@ class DrawnSteps:
     """
 
     steps: int
-    orders: list[list[tuple[int, int]]]
+    orders: list[list[allocator.Request]]
     padding: float
     free_demands: list[allocator.Demand]
     lacking_bytes: int
@@ -77,7 +77,7 @@ def draw(
     fake: FakeDevice,
     optimizer: torch.optim.Optimizer,
     micro_batches: int,
-    longest_events: list[tuple[int, int]],
+    longest_events: list[allocator.Request],
     settings: Settings,
     of_mode: Callable[[Tally, int], Tally] = lambda tally, _: tally,
 ) -> tuple[FirstSteps, DrawnSteps | None]:
@@ -128,9 +128,9 @@ def draw(
 
 def drawn_steps(
     steps: int,
-    orders: list[list[tuple[int, int]]],
+    orders: list[list[allocator.Request]],
     padding: float,
-    longest_events: list[tuple[int, int]],
+    longest_events: list[allocator.Request],
     settings: Settings,
 ) -> DrawnSteps:
     """The requests of drawn steps with what they need on a GPU without limit, and on one that has little."""
@@ -141,7 +141,7 @@ def drawn_steps(
     return DrawnSteps(steps, orders, padding, free, _lacking(growing, needed, most, settings))
 
 
-def _lacking(orders: list[list[tuple[int, int]]], needed_bytes: int, most_bytes: int, settings: Settings) -> int:
+def _lacking(orders: list[list[allocator.Request]], needed_bytes: int, most_bytes: int, settings: Settings) -> int:
     """What a GPU with needed_bytes lacks for all orders, by bisection. most_bytes: so much more is enough."""
 
     def suffices(more: int) -> bool:

@@ -144,14 +144,13 @@ def test_backward_workspaces_by_hand(on):
     query, key = (heads(fake, BF16, size=64, length=100, count=count) for count in (4, 2))
     flash, efficient = (f"_scaled_dot_product_{name}_attention_backward" for name in ("flash", "efficient"))
     rows = 2 * 4 * 128  # B, H, and T padded to 128
-    assert attention.backward_workspace_bytes(flash, query, query) == 4 * rows * (64 + 1)
-    assert attention.backward_workspace_bytes(flash, query, key) == 4 * rows * (64 + 1) + 2 * 2 * (2 * 4 * 100 * 64)
-    assert attention.backward_workspace_bytes(efficient, query, query) == 4 * (2 * 4 * 100 + rows * 64)
-    assert attention.backward_workspace_bytes("_softmax_backward_data", query, key) == 0
-    package = attention.backward_workspace_bytes(
-        "_flash_attention_backward", query.transpose(1, 2), key.transpose(1, 2)
-    )
-    assert package == attention.backward_workspace_bytes(flash, query, key)
+    of_heads = 2 * (2 * 4 * 100 * 64)  # keys or values of each head of the queries, in 16 bits
+    assert attention.backward_workspaces(flash, query, query) == (4 * rows, 4 * rows * 64)
+    assert attention.backward_workspaces(flash, query, key) == (4 * rows, 4 * rows * 64, of_heads, of_heads)
+    assert attention.backward_workspaces(efficient, query, query) == (4 * 2 * 4 * 100, 4 * rows * 64)
+    assert attention.backward_workspaces("_softmax_backward_data", query, key) == ()
+    package = attention.backward_workspaces("_flash_attention_backward", query.transpose(1, 2), key.transpose(1, 2))
+    assert package == attention.backward_workspaces(flash, query, key)
 
 
 @pytest.mark.parametrize("size, width", [(64, 64), (36, 36), (48, 32)])  # 36: padded; of latent attention the third

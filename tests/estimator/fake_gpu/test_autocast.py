@@ -46,6 +46,21 @@ def tensor(gpu, *shape, dtype=torch.float32, grad=False):
     return torch.empty(shape, device=gpu.device, dtype=dtype, requires_grad=grad)
 
 
+def test_the_last_argument_is_cast_first(gpu):
+    """As in torch's wheels, whose compiler evaluates arguments from the last one on."""
+    cast = []
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._to_copy.default:
+                cast.append(tuple(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    with Casts(), torch.autocast(DEVICE_TYPE, dtype=torch.float16):
+        torch.addmm(tensor(gpu, 2), tensor(gpu, 4, 8), tensor(gpu, 8, 2))
+    assert cast == [(8, 2), (4, 8), (2,)]
+
+
 def test_products_run_in_16_bits_and_sums_in_32(gpu):
     half = torch.float16
     with torch.autocast(DEVICE_TYPE, dtype=half):

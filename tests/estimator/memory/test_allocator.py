@@ -205,3 +205,14 @@ def test_a_hundred_thousand_events_take_seconds():
     demand = replay(events)
     assert time.process_time() - start < 10  # about one second on an idle core
     assert demand.peak_allocated_bytes <= demand.peak_reserved_bytes < 2 * demand.peak_allocated_bytes
+
+
+def test_streams_share_no_blocks():
+    allocator = Allocator()
+    allocator.free(allocator.malloc(30 * MIB))
+    allocator.free(allocator.malloc(30 * MIB))
+    assert allocator.reserved == 30 * MIB
+    allocator.free(allocator.malloc(30 * MIB, stream=1))
+    assert allocator.reserved == 60 * MIB
+    allocator.empty_cache()
+    assert allocator.reserved == 0

@@ -202,8 +202,8 @@ def _aligned(mask: Tensor) -> Tensor:
     return pad(mask, (0, -columns % 16))[..., :columns] if columns % 16 else mask
 
 
-def backward_workspace_bytes(name: str, query: Tensor, key: Tensor, begins: Tensor | None = None) -> int:
-    """The workspace of a backward kernel: allocated beside its results, and freed when it ends.
+def backward_workspaces(name: str, query: Tensor, key: Tensor, begins: Tensor | None = None) -> tuple[int, ...]:
+    """The workspaces of a backward kernel, in bytes: allocated beside its results in this order, freed when it ends.
 
     name: of the aten operation. query (B, H, T, D), key (B, H or fewer, S, D), or with H behind T and S: as the kernel
     receives them. begins: of rows of different lengths, whose tokens stand one behind another: (all tokens, H, D).
@@ -217,14 +217,16 @@ def backward_workspace_bytes(name: str, query: Tensor, key: Tensor, begins: Tens
         batch, heads, length, size = query.shape
         tokens, padded, keys = batch * length, batch * -(-length // 128) * 128, batch * key.shape[2]
     if "flash_attention_backward" in name:
-        # flash_api.cpp, mha_bwd: the gradient of the queries in fp32, and one sum per row. With grouped-query attention
+        # flash_api.cpp, mha_bwd: one sum per row, and the gradient of the queries in fp32. With grouped-query attention
         # also the gradients of keys and values per query head.
         wide = -(-size // 32) * 32 if size <= 192 else 256
-        shared = 2 * query.element_size() * keys * heads * size if key.shape[1] != heads else 0
-        return 4 * heads * padded * (wide + 1) + shared
+        shared = query.element_size() * keys * heads * size
+        of_heads = (shared, shared) if key.shape[1] != heads else ()
+        return 4 * heads * padded, 4 * heads * padded * wide, *of_heads
     if "efficient_attention_backward" in name:
         # kernel_backward.h: one sum per row; with 16-bit inputs also the gradient of the queries in fp32
-        return 4 * heads * (tokens + (0 if query.dtype == torch.float32 else padded * size))
+        sums = 4 * heads * tokens
+        return (sums,) if query.dtype == torch.float32 else (sums, 4 * heads * padded * size)
     if "cudnn_attention_backward" in name:  # cuDNN chooses its workspace; flash attention's is assumed
-        return 4 * heads * padded * (size + 1)
-    return 0
+        return 4 * heads * padded, 4 * heads * padded * size
+    return ()

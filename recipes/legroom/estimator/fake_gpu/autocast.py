@@ -91,8 +91,9 @@ class _Policies:
     def _call(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype | None = None) -> Any:
         with backend.excluded_dispatch_keys(self._keys):
             if dtype is not None:
-                args = [self._cast(value, dtype) for value in args]
-                kwargs = {name: self._cast(value, dtype) for name, value in kwargs.items()}
+                # The last argument is cast first, as the compiler of torch's wheels (GCC) evaluates arguments.
+                kwargs = {name: self._cast(value, dtype) for name, value in reversed(kwargs.items())}
+                args = [self._cast(value, dtype) for value in reversed(args)][::-1]
             return func(*args, **kwargs)
 
     # --- policies ---

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,10 +22,15 @@ KERNELS = ("empty.memory_format", "empty_strided", "copy_", "as_strided", "view"
 
 
 class Stream:
-    """A stream, and an event on one. Nothing runs, so everything is done as soon as it is asked for."""
+    """A stream, and an event on one. Nothing runs, so everything is done as soon as it is asked for.
+
+    number: 0 for the default stream. CUDA's allocator keeps apart what was allocated on different streams.
+    """
+
+    _numbers = itertools.count(1)
 
     def __init__(self, *_: Any, **__: Any):
-        pass
+        self.number = next(self._numbers)
 
     def _return_at_once(self, *_: Any) -> None:
         pass
@@ -43,26 +49,36 @@ class Stream:
         return 1.0
 
 
-def no_stream(*_: Any, **__: Any) -> contextlib.AbstractContextManager:
-    """A context in which operations go to a stream, of which there is one."""
-    return contextlib.nullcontext()
-
-
 class _Backend(BackendModule):
     """The device's module, as `torch.cuda` is CUDA's."""
 
     Stream = Event = Stream
     in_use = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._current = self._default = Stream()
+        self._default.number = 0
+
     def is_available(self) -> bool:
         """Only within a simulation: nn.DataParallel takes any device that is available."""
         return self.in_use
 
     def current_stream(self, *_: Any) -> Stream:
-        return Stream()
+        return self._current
 
-    def stream(self, _: Any) -> contextlib.AbstractContextManager:
-        return no_stream()
+    def default_stream(self, *_: Any) -> Stream:
+        return self._default
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream | None) -> Iterator[None]:
+        """Inside, tensors are allocated on a stream; None: on the one that they are allocated on anyway."""
+        outer = self._current
+        self._current = stream or outer
+        try:
+            yield
+        finally:
+            self._current = outer
 
     def set_device(self, _: Any) -> None:
         """There is one device."""

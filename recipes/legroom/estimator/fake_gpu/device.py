@@ -21,7 +21,7 @@ from transformers.initialization import no_init_weights
 from legroom.compat.patching import patched
 from legroom.compat.torch_backend_private import registered_kernels
 from legroom.compat.torch_private import op_name
-from legroom.estimator.fake_gpu import backend, error_guard, fake_storages, known_values, op_cache
+from legroom.estimator.fake_gpu import backend, error_guard, fake_storages, known_values, op_cache, reductions
 from legroom.estimator.fake_gpu.cuda_behaviour import as_cuda
 from legroom.estimator.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
 from legroom.estimator.ledger.op_observer import OpObserver, OpObserverMode
@@ -36,17 +36,20 @@ is_pinned = torch.ops.aten.is_pinned.default
 class FakeDevice(OpObserverMode):
     """`with FakeDevice((7, 0)) as fake:` operations on `fake.device` compute nothing, all others run.
 
-    capability: compute capability of the GPU; None: the fake device is the CPU. warnings: what had to be assumed, one
-    line each. Raises UnknownOperation for an operation whose result cannot be inferred.
+    capability: compute capability of the GPU; None: the fake device is the CPU. multiprocessors: that the GPU has.
+    warnings: what had to be assumed, one line each. Raises UnknownOperation for an operation whose result cannot be
+    inferred.
     """
 
     unknown_leaves = False  # integers that nobody computed may be copied to the host, and are fake there
 
-    def __init__(self, capability: tuple[int, int] | None):
+    def __init__(self, capability: tuple[int, int] | None, multiprocessors: int = 108):
         super().__init__(None)
         if capability is not None:
             backend.register()
         self.capability = capability
+        self.multiprocessors = multiprocessors
+        self.threads_per_multiprocessor = reductions.threads_per_multiprocessor(capability or (0, 0))
         self.device = CPU if capability is None else torch.device(DEVICE_TYPE, 0)
         self.warnings: dict[str, None] = {}
         self._descriptions: dict[Hashable, Any] = {}  # call signature -> description of the result

@@ -18,7 +18,7 @@ from legroom.estimator.fake_gpu import fake_storages
 
 aten = torch.ops.aten
 # A description of a result is a tuple that begins with one of these, or with a list or tuple type before descriptions.
-NEW_TENSOR, ARGUMENT, VIEW, CONSTANT, LAID_OUT_ANEW = range(5)
+NEW_TENSOR, ARGUMENT, VIEW, CONSTANT, LAID_OUT_ANEW, ON_HOST = range(6)
 # Descriptions of operations without an inferred result: a number is read from the device; ranks exchange tensors.
 READ, COLLECTIVE = ("read",), ("collective",)
 # Losses whose mean or sum has the memory of the loss of each element: aten/src/ATen/native/Loss.cpp and cuda/Loss.cu.
@@ -107,7 +107,17 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     storage_of = {storage_key(metas[id(tensor)].untyped_storage()): index for index, tensor in enumerate(tensors)}
     if isinstance(result, torch.Tensor) and layouts.get(id(result), _layout(result)) != _layout(result):
         return LAID_OUT_ANEW, argument_of[id(result)], *_layout(result)  # transpose_ and its like
-    return _describe(result, argument_of, storage_of)
+    description = _describe(result, argument_of, storage_of)
+    if name == "_scaled_dot_product_efficient_attention" and _argument(func, args, kwargs, "dropout_p"):
+        *others, seed, offset = description[1:]  # of its random numbers: attention.cu makes them on the host
+        return (description[0], *others, (ON_HOST, *seed[1:4:2]), (ON_HOST, *offset[1:4:2]))
+    return description
+
+
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """The value of an argument of a call by its name; None: it is left out."""
+    position = [argument.name for argument in schema(func).arguments].index(name)
+    return args[position] if position < len(args) else kwargs.get(name)
 
 
 def _layout(tensor: torch.Tensor) -> tuple:
@@ -186,4 +196,7 @@ def build_result(description: tuple, tensors: list[torch.Tensor], device: torch.
         return fake_storages.lay_out(tensors[values[0]], *values[1:])
     if kind is CONSTANT:
         return values[0]
+    if kind is ON_HOST:
+        size, dtype = values
+        return torch.zeros(size, dtype=dtype, device="cpu")
     return kind(build_result(part, tensors, device) for part in values)

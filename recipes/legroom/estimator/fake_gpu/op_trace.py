@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from legroom.compat.torch_private import op_name
-from legroom.estimator.fake_gpu import attention
+from legroom.estimator.fake_gpu import attention, backend, reductions
 from legroom.estimator.fake_gpu.device import FakeDevice
 from legroom.estimator.ledger.kinds import OTHER
 from legroom.estimator.ledger.memory_ledger import MemoryLedger
+from legroom.estimator.memory.allocator import Request
 from legroom.estimator.speed.operation_names import PRODUCTS
 from legroom.estimator.speed.operations import Tally
 from legroom.units import MIB
@@ -31,12 +32,17 @@ REPEATS = 3  # of the last step in the allocator: then nothing new is reserved
 class Workspace:
     """Memory that a kernel allocates and that no tensor shows.
 
-    index: in the log, before which it is allocated. kept: until the process ends, instead of until the kernel ends.
+    index: in the log, before which it is allocated. sizes: of its blocks, in bytes, in the order of their allocation.
+    kept: until the process ends, instead of until the kernel ends.
     """
 
     index: int
-    bytes: int
+    sizes: tuple[int, ...]
     kept: bool
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes)
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
@@ -64,6 +70,8 @@ class OpTrace:
         log = before.log if before is not None else None
         self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins, log)
         self.log, self.origins = self.ledger.log, self.ledger.origins
+        if fake.capability is not None:
+            self.log.current_stream = lambda: backend.MODULE.current_stream().number
         self.workspaces: list[Workspace] = [] if before is None else before.workspaces
         self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
         self._seen: dict[Any, Any] = {}  # shared by all tallies: an operation is classified once
@@ -91,7 +99,7 @@ class OpTrace:
         module = None if self.origins is None else self.origins.module
         tally.add(func, args, kwargs, result, phase, signature, caller, module)
         if self.fake.capability is not None:
-            self._add_workspace(func, args, result, phase)
+            self._add_workspace(func, args, kwargs, result, phase)
         elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
             copy = self.fake.compute(torch.ops.aten.empty_like.default, args[1])
             self.log.record(copy, OTHER)
@@ -99,20 +107,25 @@ class OpTrace:
     def on_subclass(self, func: Any) -> None:
         self.ledger.on_subclass(func)
 
-    def _add_workspace(self, func: Any, args: Any, result: Any, phase: str) -> None:
+    def _add_workspace(self, func: Any, args: Any, kwargs: Any, result: Any, phase: str) -> None:
         name = op_name(func)
+        sizes: tuple[int, ...] = ()
         if name in PRODUCTS:
             # On a GPU the backward pass runs in a thread of its own, and each thread has a cuBLAS handle.
             thread = "backward" if phase == "backward" else "main"
             if thread not in self._threads_with_handle:
                 self._threads_with_handle.add(thread)
                 size = cublas_workspace_bytes(self.fake.capability or (0, 0))
-                self.workspaces.append(Workspace(len(self.log.events), size, kept=True))
+                self.workspaces.append(Workspace(len(self.log.events), (size,), kept=True))
         elif name.endswith("attention_backward"):
-            size = attention.backward_workspace_bytes(name, *args[1:3], *args[6 : 7 * (args[1].dim() == 3)])
-            self.workspaces.append(Workspace(len(self.log.events), size, kept=False))
+            sizes = attention.backward_workspaces(name, *args[1:3], *args[6 : 7 * (args[1].dim() == 3)])
         elif name in ("mse_loss", "smooth_l1_loss") and not result.dim():  # the loss of each element, once more
-            self.workspaces.append(Workspace(len(self.log.events), result.untyped_storage().nbytes(), kept=False))
+            sizes = (result.untyped_storage().nbytes(),)
+        else:
+            card = self.fake.threads_per_multiprocessor, self.fake.multiprocessors
+            sizes = reductions.buffers_of(func, args, kwargs, *card)
+        if sizes:
+            self.workspaces.append(Workspace(len(self.log.events), sizes, kept=False))
 
     # --- around the step ---
 
@@ -173,8 +186,9 @@ class OpTrace:
             whole.unknown |= tally.unknown
         return whole
 
-    def allocator_events(self, repeats: int = REPEATS) -> list[tuple[int, int]]:
-        """All requests to the allocator in order, the last step `repeats` times: (key, bytes), and (key, -1) to free.
+    def allocator_events(self, repeats: int = REPEATS) -> list[Request]:
+        """All requests to the allocator in order, the last step `repeats` times: (key, bytes), on a stream that is not
+        the default one (key, bytes, stream), and (key, -1) to free.
 
         What a step leaves behind (its loss) is freed in the next step where that frees what the step before it left.
         """
@@ -186,7 +200,7 @@ class OpTrace:
             requests.replay(start, [one for one in self.workspaces if one.index >= start and not one.kept])
         return requests.events
 
-    def allocator_events_of(self, ends: list[int], order: list[int]) -> list[tuple[int, int]]:
+    def allocator_events_of(self, ends: list[int], order: list[int]) -> list[Request]:
         """All requests of steps that are replayed in an order which begins with the first, 0.
 
         ends: the end of each step in the log. order: indices of steps.
@@ -204,15 +218,15 @@ class _AllocatorRequests:
     """Builds the lists of `OpTrace.allocator_events`."""
 
     def __init__(self, trace: OpTrace):
-        self.events: list[tuple[int, int]] = []
+        self.events: list[Request] = []
         self._log, self._step_start = trace.log.events, trace.log.step_start
         self._next_key = itertools.count()
         self._keys: dict[int, int] = {}  # id of an entry that is alive -> key
         self._left_behind: dict[int, list[int]] = {}  # bytes -> keys of storages that the last repetition left behind
 
-    def _allocate(self, size_bytes: int) -> int:
+    def _allocate(self, size_bytes: int, stream: int = 0) -> int:
         key = next(self._next_key)
-        self.events.append((key, size_bytes))
+        self.events.append((key, size_bytes, stream) if stream else (key, size_bytes))
         return key
 
     def replay(self, first: int, workspaces: list[Workspace], last: int | None = None) -> None:
@@ -221,9 +235,9 @@ class _AllocatorRequests:
         for index in range(first, last + 1):
             while pending and pending[0].index <= index:
                 workspace = pending.popleft()
-                key = self._allocate(workspace.bytes)
+                keys = [self._allocate(size) for size in workspace.sizes]
                 if not workspace.kept:
-                    self.events.append((key, -1))
+                    self.events.extend((key, -1) for key in reversed(keys))
             if index == last:
                 break
             entry, sign = self._log[index]
@@ -231,7 +245,7 @@ class _AllocatorRequests:
                 continue
             if sign > 0:
                 if id(entry) not in self._keys:
-                    self._keys[id(entry)] = self._allocate(entry.bytes)
+                    self._keys[id(entry)] = self._allocate(entry.bytes, entry.stream)
             elif id(entry) in self._keys:
                 self.events.append((self._keys.pop(id(entry)), -1))
             elif self._left_behind.get(entry.bytes):

@@ -21,7 +21,7 @@ from legroom.compat import accelerate_private, torch_private, transformers_train
 from legroom.compat.patching import patched
 from legroom.errors import Refusal
 from legroom.estimator.fake_gpu import known_values, libraries
-from legroom.estimator.fake_gpu.backend import Stream, no_stream
+from legroom.estimator.fake_gpu.backend import MODULE, Stream
 from legroom.estimator.fake_gpu.device import FakeDevice
 from legroom.estimator.fake_gpu.fake_storages import DEVICE_TYPE
 from legroom.estimator.fake_gpu.unknown_numbers import UnknownFloat
@@ -179,7 +179,7 @@ def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
         transformers_trainer_private.trainer_on(fake.device),
         patched(torch.cuda, synchronize=nothing, empty_cache=nothing, reset_peak_memory_stats=nothing),
         patched(torch.Tensor, record_stream=nothing),  # torch checks that it is a stream before any mode sees it
-        patched(torch.cuda, Event=Stream, Stream=Stream, current_stream=Stream, stream=no_stream),
+        patched(torch.cuda, Event=Stream, Stream=Stream, current_stream=MODULE.current_stream, stream=MODULE.stream),
         torch_private.mixed_precision_on(fake.device.type),
         _one_gpu(),
         torch_private.modules_that_keep_their_parameters(),

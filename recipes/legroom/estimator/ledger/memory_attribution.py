@@ -21,6 +21,9 @@ from legroom.estimator.ledger.kinds import ACTIVATION, COPY, GRADIENT, OPTIMIZER
 from legroom.estimator.ledger.op_flops import tensors_in
 from legroom.estimator.ledger.storage_log import StorageEntry, StorageLog
 
+# Operations that allocate their last result first: CUDA's dropout its mask.
+MADE_LAST_FIRST = {"native_dropout"}
+
 
 class MemoryAttribution:
     """Sets the kind of the entries of a log. model: the plain module, whose parameters carry the gradients."""
@@ -50,7 +53,10 @@ class MemoryAttribution:
             kind = COPY  # a quantised weight, for one product
         # Autograd runs the backward pass without grad mode; checkpointing enables it to run a forward pass again.
         recomputed = phase == "backward" and torch.is_grad_enabled()
-        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in((result,)):
+        made = [result] if isinstance(result, torch.Tensor) else list(tensors_in((result,)))
+        if op_name(func) in MADE_LAST_FIRST:
+            made.reverse()
+        for tensor in made:
             entry = self._record(tensor, kind)
             if recomputed and entry is not None and not entry.preexisting:
                 entry.recomputed = True

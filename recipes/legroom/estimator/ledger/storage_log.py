@@ -23,6 +23,7 @@ class StorageEntry:
     preexisting: bool  # allocated before the log saw it: an argument of an operation, or a state of the model
     recomputed: bool = False  # allocated while activation checkpointing runs a forward pass again
     paged: bool = False  # bitsandbytes' managed memory, outside the device's allocator
+    stream: int = 0  # on which it was allocated; 0: the default one, or not known
 
 
 class StepPhase:
@@ -53,7 +54,8 @@ class StepPhase:
 class StorageLog:
     """Allocations (+1) and frees (-1) of storages on a type of device, in order. step_start: index of the last step.
 
-    on_allocation: called with each new entry, if it is set.
+    on_allocation: called with each new entry, if it is set. current_stream: the number of the stream on which memory is
+    allocated.
     """
 
     def __init__(self, device_type: str):
@@ -61,6 +63,7 @@ class StorageLog:
         self.step_start = 0
         self.phase = StepPhase()
         self.on_allocation: Callable[[StorageEntry], None] | None = None
+        self.current_stream: Callable[[], int] = int
         self._device_type = device_type
         self._alive: dict[int, tuple[weakref.ref, StorageEntry]] = {}  # by storage_key
 
@@ -84,6 +87,7 @@ class StorageLog:
         """Log the allocation of a storage, and its free when that happens."""
         key = storage_key(storage)
         entry = StorageEntry(storage.nbytes(), kind, self.phase.current(), preexisting, paged=paged)
+        entry.stream = self.current_stream()
         self.events.append((entry, +1))
 
         def freed(_: weakref.ref) -> None:

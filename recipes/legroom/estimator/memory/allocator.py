@@ -1,9 +1,9 @@
 """A model of PyTorch's caching allocator for CUDA: how much memory it reserves for a sequence of requests.
 
 Constants and rules are those of torch 2.13, c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp. Functions
-of that file are named in the docstrings. One stream is modelled, as a training step uses one: all requests of a pool
-share its blocks. Two things cannot be predicted: the address that CUDA gives a segment (here: above the last one), and
-the memory that other programs take.
+of that file are named in the docstrings. All requests of a pool share its blocks; each stream has pools of its own. Two
+things cannot be predicted: the address that CUDA gives a segment (here: above the last one), and the memory that other
+programs take.
 """
 
 from bisect import bisect_left
@@ -27,16 +27,20 @@ class Allocator:
         self.capacity, self.settings = capacity, settings
         self.small = Pool(True, SMALL_SEGMENT)
         self.large = Pool(False, settings.large_segment_size)
+        self._pools = {0: (self.small, self.large)}  # of each stream; 0: the default one
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.releases = 0  # how often cached segments were released to make room
         self._next_address = 0
 
     # --- requests ---
 
-    def malloc(self, size: int) -> Block:
-        """A block of at least `size` bytes."""
+    def malloc(self, size: int, stream: int = 0) -> Block:
+        """A block of at least `size` bytes for a stream."""
         size = max(ROUND, -(-size // ROUND) * ROUND)
-        pool = self.small if size <= SMALL else self.large
+        if stream not in self._pools:
+            self._pools[stream] = Pool(True, SMALL_SEGMENT), Pool(False, self.settings.large_segment_size)
+        small, large = self._pools[stream]
+        pool = small if size <= SMALL else large
         block = self._best_fit(pool, size) or self._new(pool, size)
         if self._splits(block, size):
             cut(block, size)
@@ -88,7 +92,7 @@ class Allocator:
         map_new = self._grow_segment if self.settings.expandable_segments else self._new_segment
         found: Block | int = map_new(pool, size)
         for make_room in (self._release_oversized, self._release_all):
-            if not isinstance(found, Block) and make_room(size):
+            if not isinstance(found, Block) and make_room(pool, size):
                 found = map_new(pool, size)
         if isinstance(found, Block):
             return found
@@ -122,10 +126,10 @@ class Allocator:
         self._next_address += segment
         return block
 
-    def _release_oversized(self, size: int) -> bool:
+    def _release_oversized(self, pool: Pool, size: int) -> bool:
         """release_available_cached_blocks: with max_split_size, the free segments that cannot be split come first."""
         limit, released = max(size, self.settings.max_split_size), 0
-        free = [self.large.blocks[address] for _, address in self.large.free]
+        free = [pool.blocks[address] for _, address in pool.free]
         whole = [block for block in free if self._whole(block)]
         exact = next((block for block in whole if block.size >= limit), None)
         for block in (
@@ -144,7 +148,7 @@ class Allocator:
         block.pool.remove(block)
         self.reserved -= block.size
 
-    def _release_all(self, _: int) -> bool:
+    def _release_all(self, _: Pool, __: int) -> bool:
         """release_cached_blocks: every segment, or mapped page, that is completely free is released."""
         self.releases += 1
         self.empty_cache()
@@ -152,7 +156,7 @@ class Allocator:
 
     def empty_cache(self) -> None:
         """Give back what is completely free, as where a program asks for it."""
-        for pool in (self.large, self.small):
+        for pool in [pool for small, large in self._pools.values() for pool in (large, small)]:
             for block in list(pool.blocks.values()):
                 if self.settings.expandable_segments:
                     self._unmap(block)
@@ -242,20 +246,21 @@ class Demand:
     capacity_bytes: int
 
 
+Request = tuple[int, int] | tuple[int, int, int]  # (key, bytes), or (key, bytes, stream); see `request`
 EMPTY_CACHE = (-1, 0)  # a request to give cached segments back, as torch.cuda.empty_cache does
 
 
-def request(allocator: Allocator, held: dict[int, Block], key: int, size: int) -> None:
+def request(allocator: Allocator, held: dict[int, Block], key: int, size: int, stream: int = 0) -> None:
     """One request: (key, bytes) allocates, (key, -1) frees the block of that key. held: the blocks by key."""
     if size > 0:
-        held[key] = allocator.malloc(size)
+        held[key] = allocator.malloc(size, stream)
     elif size < 0 and key in held:  # an empty tensor has no block
         allocator.free(held.pop(key))
     elif (key, size) == EMPTY_CACHE:
         allocator.empty_cache()
 
 
-def replay(events: Iterable[tuple[int, int]], capacity: int = UNLIMITED, settings: Settings = DEFAULTS) -> Demand:
+def replay(events: Iterable[Request], capacity: int = UNLIMITED, settings: Settings = DEFAULTS) -> Demand:
     """Replay requests in order (see `request`).
 
     Beyond the capacity it continues as if the device were larger, so that the figures are those of all requests.
