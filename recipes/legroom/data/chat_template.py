@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy
 
-from legroom.data import time_limit
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.text_data import Warn
 from legroom.data.tokens import Tokens
@@ -30,13 +29,12 @@ PLAIN = (
 )
 # Behind the token that begins a text, if the tokenizer puts it there.
 PLAIN_SHOWN = "role:, the content in the next line, the token that ends a text after an answer, an empty line"
-RENDERING_SECONDS = 10.0  # for one conversation, which takes milliseconds; nested loops of a template may take hours
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
 Span = tuple[int, int]  # the first character, and the one after the last
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of an answer that transformers takes for each other
-# Keys that are no part of what is said, or whose place in the text is checked by `_refuse_ignored`.
+# Keys that are no part of a message's text, or whose place in the text is checked by `_refuse_ignored`.
 OF_TURNS = {"role", "content", "weight", "tool_calls", "tool_call_id"}
 TRIED_ROWS = 1000  # in which a key is looked for before it is taken for one that the template never writes
 
@@ -64,18 +62,33 @@ class Rendered:
 
 
 def _another(content: str) -> str:
-    """A content that begins and ends otherwise."""
+    """A content with another beginning and another end."""
     return "y" if content.strip().startswith("x") else "x"
 
 
 @contextlib.contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """Turns what a template raises into a Refusal that begins with `where`, and ends one that does not end."""
+    """Turns what a template raises into a Refusal that begins with `where`."""
     try:
-        with time_limit.limited(RENDERING_SECONDS, "rendering it"):
-            yield
+        yield
     except Exception as error:  # a template divides, overflows and calls itself as any program does
         raise Refusal(f"{where}: the chat template does not take this conversation: {first_line(error)}") from error
+
+
+def _with_calls(messages: Messages, kept: slice) -> Messages:
+    """The messages with some of the calls of tools that each has."""
+    changed = []
+    for message in messages:
+        if "tool_calls" in message:
+            message = message | {"tool_calls": message["tool_calls"][kept]}
+        changed.append(message)
+    return changed
+
+
+def _without_key(message: dict[str, Any], key: str) -> dict[str, Any]:
+    """A message without a key, and without those that templates take for it."""
+    removed = THOUGHTS if key in THOUGHTS else (key,)
+    return {name: value for name, value in message.items() if name not in removed}
 
 
 class ChatTemplate:
@@ -98,8 +111,9 @@ class ChatTemplate:
                 "cannot be found. Give a tokenizer with a tokenizer.json."
             )
         if self.tokenizer.chat_template is None:
-            begins = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id]
-            self.tokenizer.chat_template = "{{ bos_token }}" * begins + PLAIN
+            self.tokenizer.chat_template = PLAIN
+            if self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id]:
+                self.tokenizer.chat_template = "{{ bos_token }}" + PLAIN
             warn(f"data.tokenizer={name} has no chat template: a plain one is used ({PLAIN_SHOWN}).")
         try:
             template = self.tokenizer.get_chat_template()
@@ -148,45 +162,43 @@ class ChatTemplate:
         return [self._encoded(text, [span]) for text, span in answers], whole
 
     def _refuse_ignored(self, talk: Talk, whole: str) -> None:
-        """Raises Refusal if the template writes the same text without what a conversation has of tools."""
-        messages, tools = talk.messages, talk.tools
-        none, first, last = (  # of the calls of each message
-            [each | {"tool_calls": each["tool_calls"][kept]} if "tool_calls" in each else each for each in messages]
-            for kept in (slice(0), slice(1), slice(-1, None))
+        """Raises Refusal if the template writes the same text without the tools of a conversation, or their calls."""
+        without_results = [message for message in talk.messages if message["role"] != "tool"]
+        changed = (
+            ("tools", replace(talk, tools=None)),
+            ("tool_calls", talk.of(_with_calls(talk.messages, slice(0)))),
+            ("all of several tool_calls", talk.of(_with_calls(talk.messages, slice(1)))),
+            ("all of several tool_calls", talk.of(_with_calls(talk.messages, slice(-1, None)))),
+            ("the role tool", talk.of(without_results)),
         )
-        without_results = [each for each in messages if each["role"] != "tool"]
-        for what, others, other_tools in (
-            ("tools", messages, None),
-            ("tool_calls", none, tools),
-            *(("all of several tool_calls", one, tools) for one in (first, last)),
-            ("the role tool", without_results, tools),
-        ):
-            if (others, other_tools) == (messages, tools):
-                continue
-            if self._is_text(whole, replace(talk, messages=others, tools=other_tools)):
+        for what, other in changed:
+            if other != talk and self._writes(whole, other):
                 raise Refusal(
                     f"{talk.where}: the chat template of data.tokenizer={self.name} does not write {what}. Take these "
                     "conversations out, or give a tokenizer whose template does."
                 )
 
-    def _is_text(self, text: str, talk: Talk) -> bool:
-        """Whether the template writes this text of a conversation. One that insists on what is not there does not."""
-        with contextlib.suppress(Refusal):
+    def _writes(self, text: str, talk: Talk) -> bool:
+        """Whether the template writes this text for a conversation; False where it does not take the conversation."""
+        try:
             return self.render(talk) == text
-        return False
+        except Refusal:
+            return False
 
     def _refuse_unwritten_answers(self, talk: Talk, whole: str) -> None:
         """Raises Refusal if the template writes nothing of an answer, as some of models of images do of plain texts."""
-        said = [
-            index
-            for index, message in enumerate(talk.messages)
-            if message["role"] == "assistant" and message["content"].strip() and message.get("weight") != 0
-        ]
-        if not said or (self._writes_answers and talk.messages[said[-1]]["content"].strip() in whole):
+        answers = []
+        for index, message in enumerate(talk.messages):
+            if message["role"] == "assistant" and message["content"].strip() and message.get("weight") != 0:
+                answers.append(index)
+        if not answers:
             return
-        other = [*talk.messages]
-        other[said[-1]] = other[said[-1]] | {"content": _another(other[said[-1]]["content"])}
-        if self._is_text(whole, talk.of(other)):
+        last = talk.messages[answers[-1]]
+        if self._writes_answers and last["content"].strip() in whole:
+            return
+        messages = list(talk.messages)
+        messages[answers[-1]] = last | {"content": _another(last["content"])}
+        if self._writes(whole, talk.of(messages)):
             raise Refusal(
                 f"{talk.where}: the chat template of data.tokenizer={self.name} writes nothing of what the assistant "
                 "says (it may expect contents as lists of parts, for images). Give a tokenizer whose template does."
@@ -195,17 +207,15 @@ class ChatTemplate:
 
     def _note_unwritten_keys(self, talk: Talk, whole: str) -> None:
         """Counts the keys of messages that the template writes nothing of."""
-        for key in sorted({key for message in talk.messages for key in message} - OF_TURNS - self._written):
+        keys = set().union(*talk.messages)
+        for key in sorted(keys - OF_TURNS - self._written):
             having = [index for index, message in enumerate(talk.messages) if key in message]
             if self._tried[key] < TRIED_ROWS:
                 self._tried[key] += 1
                 until = talk.of(talk.messages[: having[-1] + 1])
                 text = whole if until == talk else self.render(until)
-                alike = THOUGHTS if key in THOUGHTS else (key,)
-                without = [
-                    {name: value for name, value in each.items() if name not in alike} for each in until.messages
-                ]
-                if not self._is_text(text, talk.of(without)):
+                without = talk.of([_without_key(message, key) for message in until.messages])
+                if not self._writes(text, without):
                     self._written.add(key)
                     del self.unwritten[key]
                     continue
@@ -213,8 +223,8 @@ class ChatTemplate:
 
     def _answers(self, talk: Talk, whole: str) -> list[tuple[str, Span]]:
         """For each answer the text up to its end, and where the answer lies in it."""
-        found, messages = [], talk.messages
-        for index, message in enumerate(messages):
+        answers = []
+        for index, message in enumerate(talk.messages):
             if message["role"] != "assistant" or message.get("weight") == 0:
                 continue
             if index == 0:
@@ -222,10 +232,12 @@ class ChatTemplate:
                     f"{talk.where}: the first message is of the assistant, which answers nothing. Begin with one of "
                     "the user, or type data.train_on=all."
                 )
-            text = whole if index == len(messages) - 1 else self.render(talk.of(messages[: index + 1]))
+            text = whole
+            if index < len(talk.messages) - 1:
+                text = self.render(talk.of(talk.messages[: index + 1]))
             begin = self._begin_of_answer(talk, index, text)
-            found.append((text, (begin, self._end_of_turn(text, begin))))
-        return found
+            answers.append((text, (begin, self._end_of_turn(text, begin))))
+        return answers
 
     def _begin_of_answer(self, talk: Talk, index: int, text: str) -> int:
         """Where the answer of a message begins in a text that ends with it. Raises Refusal if that cannot be found."""
@@ -285,8 +297,8 @@ class ChatTemplate:
                 **self.arguments | talk.arguments,
             )
         ids = numpy.asarray(encoded["input_ids"], dtype=numpy.int64)
-        said = numpy.asarray(encoded["assistant_masks"]) == 1
-        if said.any():
-            # Line breaks may follow the token that ends the turn.
-            self._end_of_turn(self.tokenizer.decode(ids[said][-8:]), 0)
-        return Rendered(ids, numpy.where(said, ids, IGNORE_INDEX))
+        is_answer = numpy.asarray(encoded["assistant_masks"]) == 1
+        if is_answer.any():
+            # For its warning. Line breaks may follow the token that ends the turn.
+            self._end_of_turn(self.tokenizer.decode(ids[is_answer][-8:]), 0)
+        return Rendered(ids, numpy.where(is_answer, ids, IGNORE_INDEX))

@@ -55,19 +55,11 @@ class Columns:
         form of a conversation has."""
         if kind in text_files.DEFAULT_SEPARATOR:
             return [self.prompt, self.completion]
-        of_any = [
-            self.messages,
-            self.prompt,
-            self.completion,
-            TOOLS,
-            ARGUMENTS,
-            SHAREGPT,
-            SYSTEM,
-            *ALPACA,
-            CHOSEN,
-            LABEL,
-        ]
-        return of_any if kind in (".parquet", "") else [self.messages]
+        if kind not in (".parquet", ""):
+            return [self.messages]
+        of_rows = [self.messages, self.prompt, self.completion, SHAREGPT, *ALPACA]
+        beside_them = [TOOLS, ARGUMENTS, SYSTEM, CHOSEN, LABEL]
+        return of_rows + beside_them
 
 
 def collect(rows: Rows, columns: Columns, source: str, warn: Warn, bad: BadRows) -> datasets.Dataset:
@@ -77,7 +69,8 @@ def collect(rows: Rows, columns: Columns, source: str, warn: Warn, bad: BadRows)
     that hold no conversation. Raises Refusal if no row is left.
     """
     found: dict[str, list] = {name: [] for name in FEATURES}
-    beside, forms = text_files.Unread(), Counter[str]()
+    beside = text_files.Unread()
+    forms = Counter[str]()
     for place, row in rows:
         where = f"{source}: {place}"
         bad.rows += 1
@@ -94,8 +87,9 @@ def collect(rows: Rows, columns: Columns, source: str, warn: Warn, bad: BadRows)
     if not found["place"]:
         bad.check_all(source)
         raise Refusal(f"{source} has no rows.")
-    for form in filter(None, forms):
-        warn(f"{forms[form]:,} of {len(found['place']):,} rows are read as {form}.")
+    for form, count in forms.items():
+        if form:
+            warn(f"{count:,} of {len(found['place']):,} rows are read as {form}.")
     if beside:
         warn(
             f"only the conversation is read of a row, and not {beside}. What a model is to see goes into "
@@ -111,7 +105,9 @@ def _tools(value: Any, where: str) -> str | None:
     tools = _read(value) if isinstance(value, str) else value
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Refusal(f"{where}: {TOOLS} is {text_files.shown(value)}, not a list of objects, one for each tool.")
-    return encodable(json.dumps(tools, ensure_ascii=False), f"{where}: {TOOLS} holds") if tools else None
+    if not tools:
+        return None
+    return encodable(json.dumps(tools, ensure_ascii=False), f"{where}: {TOOLS} holds")
 
 
 def _arguments(value: Any, where: str) -> str | None:
@@ -135,46 +131,73 @@ def conversation(row: dict[str, Any], columns: Columns, where: str) -> tuple[lis
 
     where: begins a message about it. Raises Refusal if the row holds no conversation.
     """
-    messages, column = row.get(columns.messages), columns.messages
-    if messages is None and columns.prompt in row and columns.completion in row:
-        if str(row.get(LABEL)).strip().casefold() == "false":  # as a text in a .csv file
-            raise Refusal(f"{where}: {LABEL} is false. TRL's KTOTrainer unlearns wrong answers; take them out here.")
-        halves = {columns.prompt: "user", columns.completion: "assistant"}
-        values = {name: _listed(row[name]) for name in halves}
-        said = [_part(values[name], role, f"{where}: {name}") for name, role in halves.items()]
-        as_text = any(values[name] is not row[name] for name in halves)
-        return said[0] + said[1], tuple(halves), SAVED_AS_TEXT if as_text else ""
-    if messages is None and row.get(ALPACA[0]) is not None and ALPACA[2] in row:
-        return _alpaca(row, where), (*ALPACA, SYSTEM), f"Alpaca ({ALPACA[0]}, an empty line, {ALPACA[1]}; {ALPACA[2]})"
-    if messages is None:
-        messages, column = row.get(SHAREGPT), SHAREGPT
-    if messages is None:
-        raise Refusal(f"{where}: {_no_conversation(row, columns)}")
-    as_text = isinstance(messages, str) and OBJECTS.match(messages) is not None
-    if as_text and (messages := _read(messages)) is None:
-        raise Refusal(
-            f"{where}: {column} is {text_files.shown(row[column])}: a list of messages as text, which is neither JSON "
-            "nor Python's. Save the rows as .jsonl or .parquet."
-        )
+    if row.get(columns.messages) is not None:
+        return _list_of_messages(row, columns.messages, where)
+    if columns.prompt in row and columns.completion in row:
+        return _prompt_and_completion(row, columns, where)
+    instruction, other_input, output = ALPACA
+    if row.get(instruction) is not None and output in row:
+        form = f"Alpaca ({instruction}, an empty line, {other_input}; {output})"
+        return _alpaca(row, where), (*ALPACA, SYSTEM), form
+    if row.get(SHAREGPT) is not None:
+        return _list_of_messages(row, SHAREGPT, where)
+    raise Refusal(f"{where}: {_no_conversation(row, columns)}")
+
+
+def _prompt_and_completion(
+    row: dict[str, Any], columns: Columns, where: str
+) -> tuple[list[Message], tuple[str, ...], str]:
+    """`conversation` of a row with a prompt and its completion."""
+    if str(row.get(LABEL)).strip().casefold() == "false":  # as a text in a .csv file
+        raise Refusal(f"{where}: {LABEL} is false. TRL's KTOTrainer unlearns wrong answers; take them out here.")
+    prompt = _listed(row[columns.prompt])
+    completion = _listed(row[columns.completion])
+    messages = _part(prompt, "user", f"{where}: {columns.prompt}")
+    messages += _part(completion, "assistant", f"{where}: {columns.completion}")
+    was_text = prompt is not row[columns.prompt] or completion is not row[columns.completion]
+    return messages, (columns.prompt, columns.completion), SAVED_AS_TEXT if was_text else ""
+
+
+def _list_of_messages(row: dict[str, Any], column: str, where: str) -> tuple[list[Message], tuple[str, ...], str]:
+    """`conversation` of a row with a column of messages, in OpenAI's form or in ShareGPT's."""
+    messages = row[column]
+    was_text = isinstance(messages, str) and OBJECTS.match(messages) is not None
+    if was_text:
+        messages = _read(messages)
+        if messages is None:
+            raise Refusal(
+                f"{where}: {column} is {text_files.shown(row[column])}: a list of messages as text, which is neither "
+                "JSON nor Python's. Save the rows as .jsonl or .parquet."
+            )
     if not isinstance(messages, list):
         raise Refusal(f"{where}: {column} is {text_files.shown(messages)}, not a list of messages.")
     if not messages:
         raise Refusal(f"{where}: {column} is an empty list.")
-    found = [_message(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
+    conversation = [_message(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
     if "from" not in messages[0]:
-        return found, (column,), SAVED_AS_TEXT if as_text else ""
-    return _system(row, where) * (found[0]["role"] != "system") + found, (column, SYSTEM), "ShareGPT (from, value)"
+        return conversation, (column,), SAVED_AS_TEXT if was_text else ""
+    if conversation[0]["role"] != "system":
+        conversation = _system(row, where) + conversation
+    return conversation, (column, SYSTEM), "ShareGPT (from, value)"
 
 
 def _part(value: Any, role: str, where: str) -> list[Message]:
     """A prompt (role: user) or a completion (assistant): a text, or messages, as TRL has them."""
-    if not isinstance(value, list) or not any(isinstance(each, dict) and {"role", "from"} & {*each} for each in value):
-        return [_said(role, _content(value, role, where))]
-    return [_message(each, f"{where}, message {n}", role == "user") for n, each in enumerate(value, 1)]
+    if not _are_messages(value):
+        return [_plain_message(role, _content(value, role, where))]
+    in_prompt = role == "user"
+    return [_message(message, f"{where}, message {number}", in_prompt) for number, message in enumerate(value, 1)]
+
+
+def _are_messages(value: Any) -> bool:
+    """Whether a value is a list with a message in it, and not one of the parts of a content."""
+    if not isinstance(value, list):
+        return False
+    return any(isinstance(item, dict) and ("role" in item or "from" in item) for item in value)
 
 
 def _read(text: str) -> Any:
-    """What a text says in JSON or as Python writes it, which pandas does; None where it says nothing."""
+    """The value that a text is in JSON, or as Python writes it, which pandas does; None where it is none."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text, strict=False)
     if len(text) <= LONGEST_LITERAL:
@@ -185,82 +208,119 @@ def _read(text: str) -> Any:
 
 def _listed(value: Any) -> Any:
     """The messages that a text is; other values, and other texts, as they are. An answer may be a list of objects."""
-    messages = _read(value) if isinstance(value, str) and OBJECTS.match(value) else None
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+    if not isinstance(value, str) or not OBJECTS.match(value):
         return value
-    said = [{"content", "value", "tool_calls"} & {*each} for each in messages]
-    return messages if all(said) and all(_role(each) in ROLES for each in messages) else value
+    messages = _read(value)
+    if not isinstance(messages, list):
+        return value
+    for message in messages:
+        if not isinstance(message, dict) or _role(message) not in ROLES:
+            return value
+        if not {"content", "value", "tool_calls"}.intersection(message):
+            return value
+    return messages
 
 
 def _role(message: dict[str, Any]) -> Any:
-    role = message.get("role", message.get("from"))
-    return FROM.get(role, role) if isinstance(role, str) and "role" not in message else role
+    if "role" in message:
+        return message["role"]
+    role = message.get("from")
+    if isinstance(role, str):
+        return FROM.get(role, role)
+    return role
 
 
-def _said(role: str, content: str) -> Message:
+def _plain_message(role: str, content: str) -> Message:
     return {"role": role, "content": content, "more": None}
 
 
 def _system(row: dict[str, Any], where: str) -> list[Message]:
     """The system message of a column beside the conversation."""
-    return [_said("system", _content(row[SYSTEM], "system", f"{where}: {SYSTEM}"))] if row.get(SYSTEM) else []
+    if not row.get(SYSTEM):
+        return []
+    return [_plain_message("system", _content(row[SYSTEM], "system", f"{where}: {SYSTEM}"))]
 
 
 def _alpaca(row: dict[str, Any], where: str) -> list[Message]:
     """The messages of an instruction; without an answer where it has none, which leaves it out."""
-    parts = [_content(row[name], "user", f"{where}: {name}") for name in ALPACA[:2] if row.get(name)]
-    asked = [*_system(row, where), _said("user", "\n\n".join(parts))]
-    answer = row[ALPACA[2]]
-    return [*asked, _said("assistant", _content(answer, "assistant", f"{where}: {ALPACA[2]}"))] if answer else asked
+    instruction, other_input, output = ALPACA
+    parts = []
+    for name in (instruction, other_input):
+        if row.get(name):
+            parts.append(_content(row[name], "user", f"{where}: {name}"))
+    messages = _system(row, where)
+    messages.append(_plain_message("user", "\n\n".join(parts)))
+    if row[output]:
+        answer = _content(row[output], "assistant", f"{where}: {output}")
+        messages.append(_plain_message("assistant", answer))
+    return messages
 
 
 def _no_conversation(row: dict[str, Any], columns: Columns) -> str:
-    """What is said of a row that is in none of the forms."""
+    """The message about a row that is in none of the forms."""
     if CHOSEN in row and REJECTED in row:
-        chosen = _listed(row[CHOSEN])
-        first = chosen[0] if isinstance(chosen, list) and chosen else None
-        typed = f"data=text data.text_column={CHOSEN} (data=hub: data.task=language_modelling)"
-        if isinstance(first, dict) and first.get("role", first.get("from")) not in ("assistant", "gpt"):
-            typed = f"data.messages_column={CHOSEN}"
-        elif isinstance(row.get(columns.prompt), (str, list)):
-            typed = f"data.completion_column={CHOSEN}"
-        elif not isinstance(chosen, str):
-            typed = ""
-        alone = f" To learn what is chosen alone, type {typed}." if typed else ""
-        return f"{CHOSEN} and {REJECTED} are preferences, which TRL's DPOTrainer learns and Legroom does not.{alone}"
+        line = f"{CHOSEN} and {REJECTED} are preferences, which TRL's DPOTrainer learns and Legroom does not."
+        typed = _how_to_learn_chosen(row, columns)
+        if typed:
+            line += f" To learn what is chosen alone, type {typed}."
+        return line
+    having = ", ".join(list(row)[:8]) or "no column"
     texts = [name for name, value in row.items() if isinstance(value, str)]
-    first, second = texts if len(texts) == 2 else ("", "")
+    prompt, completion = texts if len(texts) == 2 else ("", "")
     return (
-        f"there is no {columns.messages}, and no {columns.prompt} with {columns.completion}: it has "
-        f"{', '.join(list(row)[:8]) or 'no column'}. Name the columns with data.messages_column=, or with "
-        f"data.prompt_column={first} and data.completion_column={second}."
+        f"there is no {columns.messages}, and no {columns.prompt} with {columns.completion}: it has {having}. Name the "
+        f"columns with data.messages_column=, or with data.prompt_column={prompt} and "
+        f"data.completion_column={completion}."
     )
 
 
+def _how_to_learn_chosen(row: dict[str, Any], columns: Columns) -> str:
+    """What to type for the chosen answers of preferences; '' where nothing reads them."""
+    chosen = _listed(row[CHOSEN])
+    first = chosen[0] if isinstance(chosen, list) and chosen else None
+    if isinstance(first, dict) and first.get("role", first.get("from")) not in ("assistant", "gpt"):
+        return f"data.messages_column={CHOSEN}"  # with the prompt in front
+    if isinstance(row.get(columns.prompt), (str, list)):
+        return f"data.completion_column={CHOSEN}"
+    if isinstance(chosen, str):
+        return f"data=text data.text_column={CHOSEN} (data=hub: data.task=language_modelling)"
+    return ""
+
+
 def _message(message: Any, where: str, in_prompt: bool = False) -> Message:
-    """in_prompt: an answer is not learned. The rest: see `conversation`."""
+    """A message of a row, checked. in_prompt: an answer is not learned. where: begins a message about it."""
     if not isinstance(message, dict):
         raise Refusal(f"{where} is {text_files.shown(message)}, not an object with role and content.")
-    names = ("from", "value") if "from" in message and "role" not in message else ("role", "content")
     role = _role(message)
     if role not in ROLES:
-        known = "it has no role" if role is None else f"the role {role!s:.40} is not known"
-        keys = f" (its keys: {', '.join(list(message)[:8])})" if role is None else ""
-        raise Refusal(f"{where}: {known}{keys}. A role is {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
-    said = {*names, "role", "content", WEIGHT}
-    more = {key: value for key, value in message.items() if key not in said and value is not None}
-    if not more.get(CALLS):  # templates ask whether the key is there
-        more.pop(CALLS, None)
-    if message.get(WEIGHT) not in (None, 0, 1):
-        raise Refusal(f"{where}: {WEIGHT} is {message[WEIGHT]!s:.40}. It is 1, or 0 for an answer that is not learned.")
-    more |= {WEIGHT: 0} if message.get(WEIGHT) == 0 or (in_prompt and role == "assistant") else {}
-    content, where = message.get(names[1]), f"{where} ({role})"
-    if CALLS in more:
+        if role is None:
+            problem = f"it has no role (its keys: {', '.join(list(message)[:8])})"
+        else:
+            problem = f"the role {role!s:.40} is not known"
+        raise Refusal(f"{where}: {problem}. A role is {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
+    weight = message.get(WEIGHT)
+    if weight not in (None, 0, 1):
+        raise Refusal(f"{where}: {WEIGHT} is {weight!s:.40}. It is 1, or 0 for an answer that is not learned.")
+
+    is_sharegpt = "from" in message and "role" not in message
+    content_key = "value" if is_sharegpt else "content"
+    read = {"role", "content", WEIGHT}
+    if is_sharegpt:
+        read |= {"from", "value"}
+    more = {key: value for key, value in message.items() if key not in read and value is not None}
+    if weight == 0 or (in_prompt and role == "assistant"):
+        more[WEIGHT] = 0
+    where = f"{where} ({role})"
+    content = message.get(content_key)
+    has_calls = bool(more.get(CALLS))
+    if has_calls:
         more[CALLS] = _calls(more[CALLS], where)
         content = content or ""
+    else:
+        more.pop(CALLS, None)  # templates ask whether the key is there
     return {
         "role": role,
-        "content": _content(content, role, f"{where}: {names[1]}", CALLS in more),
+        "content": _content(content, role, f"{where}: {content_key}", has_calls),
         "more": encodable(json.dumps(more, ensure_ascii=False, default=str), f"{where} holds") if more else None,
     }
 
@@ -271,24 +331,26 @@ def _calls(calls: Any, where: str) -> list[dict]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise Refusal(f"{where}: tool_calls is {text_files.shown(calls)}, not a list of objects.")
     for call in calls:
-        named = call["function"] if isinstance(call.get("function"), dict) else call
-        if isinstance(named.get("arguments"), str):
+        function = call["function"] if isinstance(call.get("function"), dict) else call
+        if isinstance(function.get("arguments"), str):
             try:
-                named["arguments"] = json.loads(named["arguments"] or "{}")
+                function["arguments"] = json.loads(function["arguments"] or "{}")
             except ValueError as error:
                 raise Refusal(f"{where}: the arguments of a call in tool_calls are no JSON: {error}.") from error
     return calls
 
 
 def _content(value: Any, role: str, what: str, may_be_empty: bool = False) -> str:
+    """The text of a message. what: begins a message about it."""
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        other = next((part for part in value if not isinstance(part.get("text"), str)), None)
-        if other is not None:
-            raise Refusal(f"{what} has a part without a text ({other!s:.40}), and only texts are learned.")
+        for part in value:
+            if not isinstance(part.get("text"), str):
+                raise Refusal(f"{what} has a part without a text ({part!s:.40}), and only texts are learned.")
         value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
         raise Refusal(f"{what} is {text_files.shown(value)}, not a text.")
-    may_be_empty |= role in ("system", "tool")  # an empty system prompt is one, and a tool may return nothing
+    if role in ("system", "tool"):  # an empty system prompt is one, and a tool may return nothing
+        may_be_empty = True
     if not value.strip() and not may_be_empty:
         raise Refusal(f"{what} is empty.")
     return encodable(value, f"{what} holds")

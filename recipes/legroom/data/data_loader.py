@@ -25,7 +25,9 @@ def batch_loader(data: Data, part: Any, args: TrainingArguments, batch: int, shu
 
     args: its `data_seed` determines the order. batch: rows in one forward pass of one process.
     """
-    figures = None if data.collate is collate.stack else RowFigures(rows.lengths(part), rows.samples_in(part))
+    figures = None
+    if data.collate is not collate.stack:
+        figures = RowFigures(rows.lengths(part), rows.samples_in(part))
     sampler = DistributedBatchSampler(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
     if shuffle and data.group_by_length and figures is not None:
         sampler.group_by_length(figures.tokens.tolist(), batch * data.ranks * args.gradient_accumulation_steps)
@@ -79,14 +81,20 @@ class DistributedBatchSampler:
     """
 
     def __init__(self, count: int, per_rank: int, seed: int | None, rank: int = 0, ranks: int = 1):
-        self.count, self.per_rank, self.seed, self.rank, self.ranks = count, per_rank, seed, rank, ranks
-        self.epoch = self.first = 0
+        self.count = count
+        self.per_rank = per_rank
+        self.seed = seed
+        self.rank = rank
+        self.ranks = ranks
+        self.epoch = 0
+        self.first = 0
         self.lengths: list[int] | None = None
 
     def group_by_length(self, lengths: list[int], together: int) -> None:
         """From now on each `together` rows, one optimizer step, are of about the same length, as by
         transformers.LengthGroupedSampler; the longest row comes first. lengths: of the rows."""
-        self.lengths, self.together = lengths, together
+        self.lengths = lengths
+        self.together = together
 
     def __len__(self) -> int:
         return math.ceil(self.count / (self.per_rank * self.ranks))
@@ -95,7 +103,9 @@ class DistributedBatchSampler:
         """(rows of this rank, rows of all ranks) in a micro-batch of an epoch."""
         total = min(self.per_rank * self.ranks, self.count - index * self.per_rank * self.ranks)
         share, remainder = divmod(total, self.ranks)
-        return share + (self.rank < remainder), total
+        if self.rank < remainder:
+            share += 1
+        return share, total
 
     def order(self) -> list[int]:
         """The rows of the epoch in their order, of all ranks."""
@@ -142,7 +152,9 @@ class BatchLoader:
         masking: Masking | None = None,
     ):
         self.masking = masking
-        self.device, self.figures, self.waited_seconds = args.device, figures, 0.0
+        self.device = args.device
+        self.figures = figures
+        self.waited_seconds = 0.0
         self.batch_sampler = sampler  # the Trainer reads this attribute
         self._loader = DataLoader(
             rows,
@@ -166,15 +178,16 @@ class BatchLoader:
         self.batch_sampler.first = batches
 
     def __iter__(self) -> Iterator[Batch]:
-        first, order = self.batch_sampler.first, self.batch_sampler.order()
-        for index, tensors in enumerate(self._timed(), first):
+        order = self.batch_sampler.order()
+        for index, tensors in enumerate(self._timed(), self.batch_sampler.first):
             indices = self.batch_sampler.own(order, index)
             if self.masking is not None:  # not in the loader's workers, which do not know the epoch
                 self.masking(tensors, self.batch_sampler.epoch, indices)
             batch = Batch({key: value.to(self.device, non_blocking=True) for key, value in tensors.items()})
             batch.rows, batch.rows_everywhere = self.batch_sampler.sizes(index)
             batch.indices = indices
-            batch.ranks, batch.even = self.batch_sampler.ranks, self.figures is None
+            batch.ranks = self.batch_sampler.ranks
+            batch.even = self.figures is None
             batch.samples_everywhere = batch.rows_everywhere
             batch.unpadded_everywhere = batch.rows_everywhere * batch["input_ids"].shape[1]
             if self.figures is not None:

@@ -5,6 +5,7 @@ several labels a row, (T,) for language modelling, where -100 marks tokens that 
 """
 
 import copy
+import dataclasses
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -116,7 +117,10 @@ def _dummy(cfg: Config, task: str, vocab: int, last_id: int | None) -> Data:
     on a million tokens is estimated in little memory.
     """
     random = numpy.random.default_rng(cfg.train.seed)
-    low, high = (DUMMY_LOW, min(DUMMY_HIGH, vocab)) if vocab > 2 * DUMMY_LOW else (0, vocab)
+    if vocab > 2 * DUMMY_LOW:
+        low, high = DUMMY_LOW, min(DUMMY_HIGH, vocab)
+    else:
+        low, high = 0, vocab
     classes = cfg.model.classes if task in ("classification", "multi_label") else 0
 
     def part(count: int) -> datasets.Dataset:
@@ -138,18 +142,23 @@ def _dummy(cfg: Config, task: str, vocab: int, last_id: int | None) -> Data:
             return rows.dataset(ids, random.integers(0, 2, (count, classes)).astype(float))
         return rows.dataset(ids, random.integers(0, classes, count) if classes else ids)
 
-    count, held_out = _samples(cfg), cfg.data.eval_samples
-    made = Data(task, part(count), part(held_out) if held_out else None, collate.stack, high, classes)
+    train = part(_samples(cfg))
+    held_out = part(cfg.data.eval_samples) if cfg.data.eval_samples else None
+    data = Data(task, train, held_out, collate.stack, high, classes)
     if task == "masked_lm":
-        made.masking = Masking(max(0, low - 1), high, (), masking.SHARE, cfg.train.seed)
-    return made
+        data.masking = Masking(max(0, low - 1), high, (), masking.SHARE, cfg.train.seed)
+    return data
 
 
 def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
     """Blocks of bytes from the files of Python's standard library. Whole files are held out for the evaluation."""
-    root, length = Path(sysconfig.get_paths()["stdlib"]), cfg.data.seq_len
+    root = Path(sysconfig.get_paths()["stdlib"])
+    length = cfg.data.seq_len
     excluded = {"site-packages", "dist-packages", "test"}
-    paths = sorted(p for p in root.rglob("*.py") if not excluded & set(p.relative_to(root).parts))
+    paths = []
+    for path in sorted(root.rglob("*.py")):
+        if not excluded.intersection(path.relative_to(root).parts):
+            paths.append(path)
     if not paths:
         raise Refusal(f"data=source found no Python file in {root}. Choose data=text with data.path=.")
 
@@ -164,29 +173,44 @@ def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
                 f"are configured. Type data.samples={blocks} or a smaller data.seq_len."
             )
         starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # evenly over all files
-        return rows.windows(tokens, window, stride, [(start, start + length) for start in starts])[0]
+        spans = [(start, start + length) for start in starts]
+        made, _ = rows.windows(tokens, window, stride, spans)
+        return made
 
     warnings: list[str] = []
     encoder = tokens_module.for_data(cfg, vocab, warnings.append)
     if task == "masked_lm":
         encoder.need_mask("bytes")
-    train = part([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], _samples(cfg), length, length)
-    held_out, settings = None, data_options.window_and_stride(cfg)
+    train_files = [path for index, path in enumerate(paths) if index % EVAL_FILE_INTERVAL != 0]
+    train = part(train_files, _samples(cfg), length, length)
+    held_out = None
+    window, stride = data_options.window_and_stride(cfg)
     if cfg.data.eval_samples:
-        held_out = part(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *settings)
-    pad = collate.stack if settings == (length, length) else collate.Padding(1, length, 0, with_mask=False)
-    made = Data(task, train, held_out, pad, encoder.vocab, tokenizer=encoder.tokenizer, warnings=warnings)
-    made.masking = _masking(cfg, task, encoder)
-    return made
+        held_out = part(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, window, stride)
+    if window == stride == length:
+        batch_of = collate.stack
+    else:
+        batch_of = collate.Padding(1, length, 0, with_mask=False)
+    data = Data(task, train, held_out, batch_of, encoder.vocab, tokenizer=encoder.tokenizer, warnings=warnings)
+    data.masking = _masking(cfg, task, encoder)
+    return data
 
 
 def _masking(cfg: Config, task: str, tokens: Tokens) -> Masking | None:
     """How texts are masked; None for another task."""
     if task != "masked_lm":
         return None
-    special, share = tuple(tokens.tokenizer.all_special_ids), cfg.data.mask_share or masking.SHARE
-    continues = masking.continuing(tokens.tokenizer, tokens.vocab) if cfg.data.whole_words else ()
-    return Masking(tokens.tokenizer.mask_token_id, tokens.vocab, special, share, cfg.train.seed, *continues)
+    mask = Masking(
+        mask_id=tokens.tokenizer.mask_token_id,
+        vocab=tokens.vocab,
+        special=tuple(tokens.tokenizer.all_special_ids),
+        share=cfg.data.mask_share or masking.SHARE,
+        seed=cfg.train.seed,
+    )
+    if cfg.data.whole_words:
+        continues, breaks = masking.continuing(tokens.tokenizer, tokens.vocab)
+        mask = dataclasses.replace(mask, continues=continues, breaks=breaks)
+    return mask
 
 
 def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
@@ -200,12 +224,12 @@ def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last
     stand_ins.data = copy.copy(cfg.data)
     stand_ins.data.samples = cfg.data.samples or STAND_INS
     stand_ins.data.eval_samples = cfg.data.eval_samples or STAND_INS
-    made = _dummy(stand_ins, task, vocab, last_id)
-    made.warnings.append(
+    data = _dummy(stand_ins, task, vocab, last_id)
+    data.warnings.append(
         f"data={cfg.data.name} is not on this machine, and an estimate needs the lengths of its rows alone: they are "
         f"taken to be {stand_ins.data.samples:,} of data.seq_len={cfg.data.seq_len} tokens. data.path= names files."
     )
-    return made
+    return data
 
 
 def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
@@ -244,15 +268,17 @@ def _check_batch(cfg: Config, data: Data) -> list[str]:
 
     An estimate says it in its own words, and estimates a step on what there is: `fit` gives many batches one data set.
     """
-    at_once, count = cfg.batch.per_device * cfg.parallelism.replicas, len(data.train)
     if cfg.predicts:
         return []
+    at_once = cfg.batch.per_device * cfg.parallelism.replicas
+    count = len(data.train)
     if count < at_once:
         packed = "position_ids" in data.train.column_names
         raise Refusal(batch.larger_than_data(cfg, count, "packed row" if packed else "sample"))
-    if count < at_once * cfg.accumulation.steps:
+    in_a_step = at_once * cfg.accumulation.steps
+    if count < in_a_step:
         return [
-            f"a step is to have {at_once * cfg.accumulation.steps:,} samples, and there are {count:,} to train on: "
+            f"a step is to have {in_a_step:,} samples, and there are {count:,} to train on: "
             f"every step trains on those {count:,}."
         ]
     return []

@@ -21,7 +21,7 @@ LARGE, SMALL = 10.0, 0.01  # of labels that are numbers: mean or spread from whi
 
 @dataclass
 class Classes:
-    """names: of the classes in their order. of: what a row has as its label in the data -> what the model is to say."""
+    """names: of the classes in their order. of: the label of a row in the data -> the label that the model is given."""
 
     names: list[str]
     of: Callable[[Any], Any]
@@ -35,32 +35,45 @@ def of_task(
     most: int,
     warn: Warn,
 ) -> Classes:
-    """What the labels are for a task of `options.task.OF_ROWS`. The rest: see `classes_of`.
+    """The classes for a task of `options.task.OF_ROWS`, or numbers. The arguments: see `classes_of`.
 
-    Raises Refusal for numbers that are all the same.
+    Raises Refusal for labels that are all the same.
     """
-    if task == "classification":
-        if head is None:
-            _refuse_one_label([part for part in (train, held_out) if part is not None])
-        return classes_of(train, held_out, head, most, warn)
     if task == "regression":
         _check_numbers(numpy.asarray(train["label"]), warn)
         return Classes([], float)
-    parts = [part and _apart(part) for part in (train, held_out)]
-    if not parts[0]:
+    if task == "multi_label":
+        return _of_several(train, held_out, head, most, warn)
+    if head is None:
+        _refuse_one_label([part for part in (train, held_out) if part is not None])
+    return classes_of(train, held_out, head, most, warn)
+
+
+def _of_several(
+    train: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    head: Mapping[str, int] | None,
+    most: int,
+    warn: Warn,
+) -> Classes:
+    """The classes of rows that have several labels each: a row gets a number for each class, 1 or 0."""
+    train_labels = _apart(train)
+    evaluation_labels = None if held_out is None else _apart(held_out)
+    if len(train_labels) == 0:
         raise Refusal("no row has a label: data.task=multi_label needs some that have. Check data.label_column=.")
-    sets = [frozenset(found) for found in train["label"]]
-    if len(set(sets)) == 1 < len(sets):
+    sets = [frozenset(labels) for labels in train["label"]]
+    if len(sets) > 1 and len(set(sets)) == 1:
         raise Refusal(one_class(len(sets), "rows to train on", shown(sets[0])))
-    if max(map(len, sets)) == 1 < len(frozenset().union(*sets)):
-        warn(f"no row has more than one label, such as {shown(set().union(*sets))}. In a text | stands between labels.")
-    found = classes_of(parts[0], parts[1], head, most, warn)
+    every = frozenset().union(*sets)
+    if len(every) > 1 and all(len(labels) <= 1 for labels in sets):
+        warn(f"no row has more than one label, such as {shown(every)}. In a text | stands between labels.")
+    classes = classes_of(train_labels, evaluation_labels, head, most, warn)
 
     def of(row: list[Any]) -> list[float]:
-        has = {found.of(label) for label in row}  # 1 for each of these classes, 0 for all others, (C,)
-        return [float(number in has) for number in range(len(found.names))]
+        numbers = {classes.of(label) for label in row}
+        return [1.0 if number in numbers else 0.0 for number in range(len(classes.names))]
 
-    return Classes(found.names, of)
+    return Classes(classes.names, of)
 
 
 def without_unlabelled(parts: list[datasets.Dataset], most: int, skips: bool, warn: Warn) -> list[datasets.Dataset]:
@@ -69,14 +82,17 @@ def without_unlabelled(parts: list[datasets.Dataset], most: int, skips: bool, wa
     -1 beside 1 alone, and beside as many numbers as were asked for (most: model.classes), is a class. skips: rows that
     cannot be used are left out. Raises Refusal, which asks what it is, if they are not.
     """
-    labels = {label for part in parts for label in part.unique("label")}
-    if NO_LABEL not in labels or min(map(_number, labels)) < NO_LABEL or labels == {-1, 1}:
+    labels = _labels_of(parts)
+    if NO_LABEL not in labels or labels == {NO_LABEL, 1}:
         return parts
-    if len(labels) == most > 2:  # any other number than 2 was typed
+    if any(isinstance(label, int) and label < NO_LABEL for label in labels):  # numbers of any size
         return parts
-    counts = [sum(label == NO_LABEL for label in part["label"]) for part in parts]
-    first = _place([part for part, count in zip(parts, counts) if count], NO_LABEL)
-    found = f"{_files(parts)}{sum(counts):,} of {sum(map(len, parts)):,} rows have the label -1 (the first: {first})"
+    if most > 2 and len(labels) == most:  # any other number than 2 was typed
+        return parts
+    unlabelled = sum(part["label"][:].count(NO_LABEL) for part in parts)
+    rows = sum(len(part) for part in parts)
+    place = _place(parts, NO_LABEL)
+    found = f"{_files(parts)}{unlabelled:,} of {rows:,} rows have the label -1 (the first: {place})"
     if not skips:
         raise Refusal(
             f"{found}. Is it 'no label', as in data sets of the hub? Then type data.bad_rows=skip, which leaves these "
@@ -86,8 +102,12 @@ def without_unlabelled(parts: list[datasets.Dataset], most: int, skips: bool, wa
     return [part.filter(lambda label: label != NO_LABEL, input_columns="label") for part in parts]
 
 
-def _number(label: Any) -> float:
-    return label if isinstance(label, int) else 0
+def _labels_of(parts: list[datasets.Dataset]) -> set:
+    """All labels of all parts."""
+    labels: set = set()
+    for part in parts:
+        labels.update(part.unique("label"))
+    return labels
 
 
 def _check_numbers(labels: numpy.ndarray, warn: Warn) -> None:
@@ -107,24 +127,31 @@ def _check_numbers(labels: numpy.ndarray, warn: Warn) -> None:
 
 def _apart(part: datasets.Dataset) -> datasets.Dataset:
     """A row for each label of a part whose rows have several."""
-    pairs = [(each, row["place"]) for row in part.select_columns(["label", "place"]).to_list() for each in row["label"]]
+    labels = []
+    places = []
+    for row in part.select_columns(["label", "place"]).to_list():
+        for label in row["label"]:
+            labels.append(label)
+            places.append(row["place"])
     kind = part.features["label"]
-    inner = kind[0] if isinstance(kind, list) else kind.feature
-    features = datasets.Features({"label": inner, "place": datasets.Value("large_string")})
-    return datasets.Dataset.from_dict({"label": [p[0] for p in pairs], "place": [p[1] for p in pairs]}, features)
+    kind_of_one = kind[0] if isinstance(kind, list) else kind.feature
+    features = datasets.Features({"label": kind_of_one, "place": datasets.Value("large_string")})
+    return datasets.Dataset.from_dict({"label": labels, "place": places}, features)
 
 
 def alike(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
     """The parts of a data set, whose classes are numbered as the first has them."""
     kinds = [label_values.classes(part.features["label"]) for part in parts]
     every = label_values.union(kinds)
-    if all(kind is None or kind.names == every.names for kind in kinds if every):
+    if every is None or all(kind is None or kind.names == every.names for kind in kinds):
         return parts
-    found = []
+    renumbered = []
     for part, kind in zip(parts, kinds):
-        labels = label_values.renumbered(part["label"][:], label_values.numbers(kind, every))
-        found.append(part if kind is None else text_data.dataset({**part[:], "label": labels}, every))
-    return found
+        if kind is not None:
+            labels = label_values.renumbered(part["label"][:], label_values.numbers(kind, every))
+            part = text_data.dataset({**part[:], "label": labels}, every)
+        renumbered.append(part)
+    return renumbered
 
 
 def classes_of(
@@ -138,9 +165,9 @@ def classes_of(
     for labels that are no classes of the head, or of any.
     """
     parts = [part for part in (train, held_out) if part is not None]
-    labels = {label for part in parts for label in part.unique("label")}
+    labels = _labels_of(parts)
     kind = train.features["label"]
-    if any(type(label) is str for label in labels) and not all(type(label) is str for label in labels):
+    if {str} < {type(label) for label in labels}:
         raise Refusal(
             f"data.path has {_kind_of(train)} as labels, and data.eval_path {_kind_of(held_out)}: write them alike."
         )
@@ -148,56 +175,72 @@ def classes_of(
     if head is not None:
         return _of_head(labels, given, head, warn)
     _refuse_new(train, held_out, given)
-    rows = sum(len(part) for part in parts)
-    _refuse_ids(labels, rows, most, _files(parts))
+    _refuse_ids(labels, sum(len(part) for part in parts), most, _files(parts))
     if given is not None:
         return Classes(list(given), int)
     if all(type(label) is int and label >= 0 for label in labels):
-        count = max(labels) + 1
-        if count > max(2 * len(labels), most):
-            last = f"{shown(labels)}; the last: {_place(parts, max(labels))}"
-            raise Refusal(
-                f"{_files(parts)}the labels are {len(labels):,} different numbers up to {max(labels):,} ({last}): as "
-                f"numbers of classes they ask for {count:,} classes. Number them from 0 to {len(labels) - 1}, or write "
-                "words."
-            )
-        unused = sorted(set(range(count)) - labels)
-        if unused:
-            said = (
-                f"{_files(parts)}no row has the label {shown(unused)}: the labels are numbers of classes, of which the "
-                f"model gets {count:,}. Number them from 0 to {len(labels) - 1} for a class each"
-            )
-            if count > most:
-                raise Refusal(f"{said}, or type model.classes={count} if the data lacks some.")
-            warn(f"{said}.")
-        return Classes([str(index) for index in range(count)], int)
+        return _of_numbers(labels, parts, most, warn)
     ordered = sorted(labels)
     _warn_of_alike(ordered, parts, warn)
-    return Classes([str(label) for label in ordered], {label: index for index, label in enumerate(ordered)}.__getitem__)
+    number_of = {label: number for number, label in enumerate(ordered)}
+    return Classes([str(label) for label in ordered], number_of.__getitem__)
+
+
+def _of_numbers(labels: set[int], parts: list[datasets.Dataset], most: int, warn: Warn) -> Classes:
+    """The classes of labels that are their numbers. Raises Refusal for numbers that few classes would use."""
+    largest = max(labels)
+    count = largest + 1
+    if count > max(2 * len(labels), most):
+        last = f"{shown(labels)}; the last: {_place(parts, largest)}"
+        raise Refusal(
+            f"{_files(parts)}the labels are {len(labels):,} different numbers up to {largest:,} ({last}): as "
+            f"numbers of classes they ask for {count:,} classes. Number them from 0 to {len(labels) - 1}, or write "
+            "words."
+        )
+    unused = sorted(set(range(count)) - labels)
+    if unused:
+        line = (
+            f"{_files(parts)}no row has the label {shown(unused)}: the labels are numbers of classes, of which the "
+            f"model gets {count:,}. Number them from 0 to {len(labels) - 1} for a class each"
+        )
+        if count > most:
+            raise Refusal(f"{line}, or type model.classes={count} if the data lacks some.")
+        warn(f"{line}.")
+    return Classes([str(number) for number in range(count)], int)
 
 
 def _refuse_one_label(parts: list[datasets.Dataset]) -> None:
     """Raises Refusal if all rows of several have the same label."""
-    labels, rows = {label for part in parts for label in part.unique("label")}, sum(map(len, parts))
-    if len(labels) == 1 < rows:
-        raise Refusal(f"{_files(parts)}{one_class(rows, 'rows', str(*labels))}")
+    labels = _labels_of(parts)
+    rows = sum(len(part) for part in parts)
+    if rows > 1 and len(labels) == 1:
+        (label,) = labels
+        raise Refusal(f"{_files(parts)}{one_class(rows, 'rows', str(label))}")
 
 
 def _refuse_new(train: datasets.Dataset, held_out: datasets.Dataset | None, given: list[str] | None) -> None:
     """Raises Refusal for labels that only rows to evaluate on have: a new head never learns them."""
-    new = set(held_out["label"]) - set(train["label"]) if held_out is not None else set()
-    if held_out is not None and new:
-        names = [given[label] if given is not None else label for label in new]
-        count, first = sum(label in new for label in held_out["label"]), _place([held_out], min(new, key=str))
-        raise Refusal(
-            f"{_files([held_out])}{count:,} rows to evaluate on have labels that no row to train on has: "
-            f"{shown(names)} ({first}). Take them out, or add such rows to those to train on."
-        )
+    if held_out is None:
+        return
+    new = set(held_out["label"]) - set(train["label"])
+    if not new:
+        return
+    names = [given[label] if given is not None else label for label in new]
+    count = sum(1 for label in held_out["label"] if label in new)
+    first = _place([held_out], min(new, key=str))
+    raise Refusal(
+        f"{_files([held_out])}{count:,} rows to evaluate on have labels that no row to train on has: "
+        f"{shown(names)} ({first}). Take them out, or add such rows to those to train on."
+    )
 
 
 def _kind_of(part: datasets.Dataset | None) -> str:
-    value = part[0]["label"] if part is not None and len(part) else None
-    return f"words ({value})" if isinstance(value, str) else f"numbers ({value})"
+    """The kind of a part's labels, for a message."""
+    value = None
+    if part is not None and len(part) > 0:
+        value = part[0]["label"]
+    kind = "words" if isinstance(value, str) else "numbers"
+    return f"{kind} ({value})"
 
 
 def _warn_of_alike(ordered: list[Any], parts: list[datasets.Dataset], warn: Warn) -> None:
@@ -212,19 +255,24 @@ def _warn_of_alike(ordered: list[Any], parts: list[datasets.Dataset], warn: Warn
 
 def _files(parts: list[datasets.Dataset]) -> str:
     """'reviews.csv: ', the names of the files that the rows come from, where they come from files."""
-    places = [place for part in parts if "place" in part.column_names for place in part["place"]]
-    names = list(dict.fromkeys(place.rpartition(", ")[0] for place in places))
+    names: dict[str, None] = {}  # in order
+    for part in parts:
+        if "place" in part.column_names:
+            names.update(dict.fromkeys(place.rpartition(", ")[0] for place in part["place"]))
     if not any(names):
         return ""
-    return f"{', '.join(names[:FILES_SHOWN])}{' and others' * (len(names) > FILES_SHOWN)}: "
+    listed = ", ".join(list(names)[:FILES_SHOWN])
+    if len(names) > FILES_SHOWN:
+        listed += " and others"
+    return f"{listed}: "
 
 
 def _place(parts: list[datasets.Dataset], label: Any) -> str:
     """Where the first row with a label is."""
     for part in parts:
-        found = part["label"][:]
-        if label in found and "place" in part.column_names:
-            return part["place"][found.index(label)]
+        labels = part["label"][:]
+        if label in labels and "place" in part.column_names:
+            return part["place"][labels.index(label)]
     return "its place is not known"
 
 
@@ -239,21 +287,33 @@ def _refuse_ids(labels: Collection, rows: int, most: int, files: str) -> None:
 
 def _of_head(labels: Collection, given: list[str] | None, head: Mapping[str, int], warn: Warn) -> Classes:
     """The classes of a pretrained head: by the names of the labels, or by their numbers."""
-    names = [name for name, _ in sorted(head.items(), key=lambda item: item[1])]
-    known = {_plain(name): index for name, index in head.items()}
+    names = sorted(head, key=head.__getitem__)
+    plain_names = {_plain(name): number for name, number in head.items()}
     written = {label: str(given[label] if given is not None else label) for label in labels}
-    by_name = {label: head.get(text, known.get(_plain(text), -1)) for label, text in written.items()}
-    if -1 not in by_name.values():
-        return Classes(names, by_name.__getitem__)
-    unnamed = all(name == f"LABEL_{index}" for index, name in enumerate(names))
+    class_of = {}
+    for label, text in written.items():
+        if text in head:
+            class_of[label] = head[text]
+        elif _plain(text) in plain_names:
+            class_of[label] = plain_names[_plain(text)]
+    if len(class_of) == len(written):
+        return Classes(names, class_of.__getitem__)
+
+    is_unnamed = all(name == f"LABEL_{number}" for number, name in enumerate(names))
     if all(type(label) is int and 0 <= label < len(names) for label in labels):
-        if not unnamed or given is not None:
-            ours = (given or [str(n) for n in range(len(names))]) + ["?"] * len(names)
-            pairs = ", ".join(f"{ours[index]} = {name}" for index, name in list(enumerate(names))[:SHOWN])
-            warn(f"the labels of the data are taken as the numbers of the head's classes: {pairs}.")
+        if given is not None or not is_unnamed:
+            pairs = []
+            for number, name in list(enumerate(names))[:SHOWN]:
+                if given is None:
+                    pairs.append(f"{number} = {name}")
+                else:
+                    pairs.append(f"{given[number] if number < len(given) else '?'} = {name}")
+            warn(f"the labels of the data are taken as the numbers of the head's classes: {', '.join(pairs)}.")
         return Classes(names, int)
-    numbers = f"The head has no names for them: write the labels as its numbers, 0 to {len(names) - 1}."
-    advice = numbers if unnamed else "Write them as the head does, or as the numbers of its classes."
+    if is_unnamed:
+        advice = f"The head has no names for them: write the labels as its numbers, 0 to {len(names) - 1}."
+    else:
+        advice = "Write them as the head does, or as the numbers of its classes."
     raise Refusal(
         f"the labels of the data ({shown(written.values())}) are not the classes of the pretrained head "
         f"({shown(names)}). {advice}"
@@ -271,7 +331,7 @@ def refuse_one_class(labels: Sequence[int], names: list[str], what: str) -> None
 
 
 def one_class(count: int, what: str, label: str) -> str:
-    """What is wrong with rows of one class."""
+    """The message about rows of one class."""
     return (
         f"all {count:,} {what} have the label {label}: there is nothing to tell apart. Check data.label_column=, "
         "data.samples= and the order of the files' rows."
@@ -281,4 +341,7 @@ def one_class(count: int, what: str, label: str) -> str:
 def shown(labels: Collection) -> str:
     """The first labels of several, in their order, for a message."""
     ordered = sorted(labels, key=lambda label: (isinstance(label, str), label))
-    return ", ".join(str(label)[:40] for label in ordered[:SHOWN]) + ", ..." * (len(ordered) > SHOWN)
+    names = [str(label)[:40] for label in ordered[:SHOWN]]
+    if len(ordered) > SHOWN:
+        names.append("...")
+    return ", ".join(names)

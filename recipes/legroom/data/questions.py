@@ -33,7 +33,8 @@ def collect(found: Rows, source: str, warn: Warn, bad: BadRows) -> datasets.Data
 
     Raises Refusal if no row is left.
     """
-    without, unread = list[str](), Unread()  # places of rows whose answers are null; columns beside these
+    without: list[str] = []  # places of rows whose answers are null
+    unread = Unread()
     columns: dict[str, list] = {name: [] for name in ("question", "context", "starts", "texts", "place")}
     for place, row in found:
         bad.rows += 1
@@ -51,8 +52,11 @@ def collect(found: Rows, source: str, warn: Warn, bad: BadRows) -> datasets.Data
         bad.check_all(source)
         raise Refusal(f"{source} has no questions.")
     if without:
-        said = f"in {len(without):,} of {len(columns['place']):,} rows answers is null (the first: {without[0]})"
-        warn(f"{said}: these count as questions without an answer.")
+        total = len(columns["place"])
+        warn(
+            f"in {len(without):,} of {total:,} rows answers is null (the first: {without[0]}): these count as "
+            "questions without an answer."
+        )
     if unread:
         warn(f"only {data_sources.listed(COLUMNS)} are read of a row, and not {unread}.")
     kinds = {"starts": [datasets.Value("int64")], "texts": [datasets.Value("large_string")]}
@@ -62,24 +66,32 @@ def collect(found: Rows, source: str, warn: Warn, bad: BadRows) -> datasets.Data
 
 def _question(row: dict[str, Any], where: str) -> tuple[str, str, list[int], list[str]]:
     """(question, context, where its answers begin, the answers) of a row. Raises Refusal, which begins with `where`."""
-    missing = [name for name in COLUMNS if name not in row]
-    if missing:
-        raise Refusal(
-            f"{where} there is no column {missing[0]}: data.task=question_answering needs {', '.join(COLUMNS)}; "
-            f"the row has {', '.join(row)}. For another task type data.task=."
-        )
-    question, context, answers = (row[name] for name in COLUMNS)
-    if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
-        raise Refusal(f"{where} question and context must be texts, and not empty.")
+    for name in COLUMNS:
+        if name not in row:
+            raise Refusal(
+                f"{where} there is no column {name}: data.task=question_answering needs {', '.join(COLUMNS)}; "
+                f"the row has {', '.join(row)}. For another task type data.task=."
+            )
+    question = row["question"]
+    context = row["context"]
+    answers = row["answers"]
+    for text in (question, context):
+        if not isinstance(text, str) or not text.strip():
+            raise Refusal(f"{where} question and context must be texts, and not empty.")
+    texts = None
+    starts = None
     if answers is None:
-        answers = {"text": [], "answer_start": []}
-    texts, starts = (answers.get(key) if isinstance(answers, dict) else None for key in ("text", "answer_start"))
+        texts = []
+        starts = []
+    elif isinstance(answers, dict):
+        texts = answers.get("text")
+        starts = answers.get("answer_start")
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         hint = " A .csv file has none: give a .jsonl, .json or .parquet file." if isinstance(answers, str) else ""
         raise Refusal(f"{where} answers must be an object with the lists text and answer_start, equally long.{hint}")
     for text, start in zip(texts, starts):
-        stands = isinstance(text, str) and text and type(start) is int and start >= 0
-        if not stands or context[start : start + len(text)] != text:
+        is_place = isinstance(text, str) and text != "" and type(start) is int and start >= 0
+        if not is_place or context[start : start + len(text)] != text:
             raise Refusal(f"{where} the answer {text!r:.40} does not stand at character {start} of its context.")
     return encodable(question, where), encodable(context, where), starts, texts
 
@@ -99,27 +111,32 @@ class Answers:
 
     def best(self, row: int, start: torch.Tensor, end: torch.Tensor) -> tuple[int, float, str, float]:
         """(the question, the score of a row's best answer, the answer, the score of none). start, end: (T,) logits."""
-        spans, question = self.spans[row], self.question_of[row]
+        spans = self.spans[row]  # (T, 2)
+        question = self.question_of[row]
         outside = torch.from_numpy(spans[:, 0] < 0)
-        first, last = (logits[: len(spans)].float().masked_fill(outside, -torch.inf) for logits in (start, end))
-        scores = first[:, None] + last[None, :]
+        first = start[: len(spans)].float().masked_fill(outside, -torch.inf)
+        last = end[: len(spans)].float().masked_fill(outside, -torch.inf)
+        scores = first[:, None] + last[None, :]  # (T, T), of each first and each last token
         allowed = torch.ones_like(scores, dtype=torch.bool).triu().tril(LONGEST_ANSWER - 1)
-        place = int(scores.masked_fill(~allowed, -torch.inf).argmax())
-        begin, behind = spans[place // len(spans), 0], spans[place % len(spans), 1]
-        best = float(scores.flatten()[place])
-        return question, best, self.contexts[question][begin:behind], float(start[0] + end[0])
+        best = int(scores.masked_fill(~allowed, -torch.inf).argmax())
+        first_token, last_token = divmod(best, len(spans))
+        answer = self.contexts[question][spans[first_token, 0] : spans[last_token, 1]]
+        return question, float(scores.flatten()[best]), answer, float(start[0] + end[0])
 
-    def pairs(self, found: list[tuple[int, float, str, float]]) -> list[tuple[str, list[str]]]:
-        """(what was said, the true answers) of each question; "" for none. found: `best` of all rows."""
-        said: dict[int, tuple[float, str, float]] = {}
-        for question, score, text, none in found:
-            kept = said.get(question, (-numpy.inf, "", numpy.inf))
-            said[question] = (*max((score, text), kept[:2]), min(none, kept[2]))
-        none_possible = not all(self.answers)
-        return [
-            ("" if none_possible and none > score else text, self.answers[question] or [""])
-            for question, (score, text, none) in sorted(said.items())
-        ]
+    def pairs(self, best_of_rows: list[tuple[int, float, str, float]]) -> list[tuple[str, list[str]]]:
+        """(the predicted answer, the true ones) of each question; "" for none. best_of_rows: `best` of all rows."""
+        best: dict[int, tuple[float, str]] = {}  # of all windows of a question
+        score_of_none: dict[int, float] = {}
+        for question, score, text, none in best_of_rows:
+            best[question] = max((score, text), best.get(question, (-numpy.inf, "")))
+            score_of_none[question] = min(none, score_of_none.get(question, numpy.inf))
+        none_is_possible = not all(self.answers)
+        pairs = []
+        for question, (score, text) in sorted(best.items()):
+            if none_is_possible and score_of_none[question] > score:
+                text = ""
+            pairs.append((text, self.answers[question] or [""]))
+        return pairs
 
 
 def build(
@@ -132,19 +149,21 @@ def build(
     if not encoder.tokenizer.is_fast:
         raise Refusal(f"data.tokenizer={cfg.data.tokenizer} is slow, and answers need a fast one (tokenizer.json).")
     train = train.select(range(len(train))[: cfg.data.samples])
-    several = sum(len(set(texts)) > 1 for texts in train["texts"])
+    several = [texts for texts in train["texts"] if len(set(texts)) > 1]
     if several:
-        warn(f"{several:,} of {len(train):,} questions to train on have several answers: the first one is learned.")
-    made = _rows(cfg, train, encoder.tokenizer, warn)
+        warn(
+            f"{len(several):,} of {len(train):,} questions to train on have several answers: the first one is learned."
+        )
+    train_rows = _rows(cfg, train, encoder.tokenizer, warn)
     if held_out is None:
-        return made, None, [], encoder, None
+        return train_rows, None, [], encoder, None
     most = cfg.data.eval_samples or cfg.eval.max_samples
     kept = held_out.select(rows.chosen(len(held_out), most, cfg.train.seed))
     if len(kept) < len(held_out) and cfg.eval.enabled:
         warn(f"the evaluation is on {len(kept):,} of {len(held_out):,} questions, drawn by train.seed.")
     answers = Answers(kept["context"][:], kept["texts"][:])
     evaluated = _rows(cfg, kept, encoder.tokenizer, warn, answers)
-    return made, (evaluated, len(evaluated)), [], encoder, answers
+    return train_rows, (evaluated, len(evaluated)), [], encoder, answers
 
 
 def _rows(
@@ -154,18 +173,19 @@ def _rows(
 
     Raises Refusal if none does.
     """
-    left_out, length = defaultdict[str, list[str]](list), f"data.seq_len={cfg.data.seq_len}"
-    made = rows.ragged(_windows(cfg, part, tokenizer, left_out, answers))
-    kept = len(part) - sum(map(len, left_out.values()))
+    left_out = defaultdict[str, list[str]](list)  # why -> the places of such questions
+    length = f"data.seq_len={cfg.data.seq_len}"
+    windows = rows.ragged(_windows(cfg, part, tokenizer, left_out, answers))
+    kept = len(part) - sum(len(places) for places in left_out.values())
     for why, places in left_out.items():
-        said = f"{len(places):,} of {len(part):,} questions {why} {length} (first: {places[0]})"
-        if not kept:
-            raise Refusal(f"{said}. Type a larger data.seq_len.")
-        warn(f"{said}, and are left out.")
-    if len(made) > kept:
+        line = f"{len(places):,} of {len(part):,} questions {why} {length} (first: {places[0]})"
+        if kept == 0:
+            raise Refusal(f"{line}. Type a larger data.seq_len.")
+        warn(f"{line}, and are left out.")
+    if len(windows) > kept:
         what = "to train on" if answers is None else "to evaluate on"
-        warn(f"{kept:,} questions {what} are {len(made):,} samples: windows of {length} over their contexts.")
-    return made
+        warn(f"{kept:,} questions {what} are {len(windows):,} samples: windows of {length} over their contexts.")
+    return windows
 
 
 def _windows(
@@ -179,7 +199,7 @@ def _windows(
         if room <= around_pair:
             left_out["leave no room for a context in"].append(row["place"])
             continue
-        found = tokenizer(
+        encoded = tokenizer(
             row["question"],
             row["context"],
             truncation="only_second",
@@ -188,30 +208,38 @@ def _windows(
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
-        all_spans = []
-        for window, places in enumerate(found["offset_mapping"]):
-            of_context = numpy.array([kind == 1 for kind in found.sequence_ids(window)])
-            all_spans.append(numpy.where(of_context[:, None], numpy.array(places), -1))
-        labels = [_labels(row, spans) for spans in all_spans]
-        if answers is None and row["starts"] and not any(last for _, last in labels):  # it would be trained as none
+        spans_of_windows = []
+        for window, places in enumerate(encoded["offset_mapping"]):
+            of_context = numpy.array([sequence == 1 for sequence in encoded.sequence_ids(window)])
+            spans_of_windows.append(numpy.where(of_context[:, None], numpy.array(places), -1))
+        labels = [_labels(row, spans) for spans in spans_of_windows]
+        is_whole_somewhere = any(last > 0 for _, last in labels)
+        if answers is None and row["starts"] and not is_whole_somewhere:  # it would be trained as none
             left_out["have an answer that stands whole in no window of"].append(row["place"])
             continue
-        for window, (ids, spans, (first, last)) in enumerate(zip(found["input_ids"], all_spans, labels)):
+        for window, ids in enumerate(encoded["input_ids"]):
             if answers is not None:
                 answers.question_of.append(number)
-                answers.spans.append(spans)
-            has_types = with_types and "token_type_ids" in found
-            types = {"token_type_ids": found["token_type_ids"][window]} if has_types else {}
-            yield {"input_ids": ids, **types, "start_positions": first, "end_positions": last}
+                answers.spans.append(spans_of_windows[window])
+            made = {"input_ids": ids}
+            if with_types and "token_type_ids" in encoded:
+                made["token_type_ids"] = encoded["token_type_ids"][window]
+            made["start_positions"], made["end_positions"] = labels[window]
+            yield made
 
 
 def _labels(row: dict[str, Any], spans: numpy.ndarray) -> tuple[int, int]:
     """(the first token of the first answer, the last); the row's first token if the window lacks a part of it."""
     if not row["starts"]:
         return 0, 0
-    text, begin = row["texts"][0], row["starts"][0]
-    begin, behind = begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())  # tokens may lack the spaces
-    within = numpy.flatnonzero((spans[:, 0] >= 0) & (spans[:, 0] < behind) & (spans[:, 1] > begin))
-    if not len(within) or spans[within[0], 0] > begin or spans[within[-1], 1] < behind:
+    text = row["texts"][0]
+    start = row["starts"][0]
+    begin = start + len(text) - len(text.lstrip())  # tokens may lack the spaces
+    end = start + len(text.rstrip())
+    within = numpy.flatnonzero((spans[:, 0] >= 0) & (spans[:, 0] < end) & (spans[:, 1] > begin))
+    if len(within) == 0:
         return 0, 0
-    return int(within[0]), int(within[-1])
+    first, last = int(within[0]), int(within[-1])
+    if spans[first, 0] > begin or spans[last, 1] < end:
+        return 0, 0
+    return first, last

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -16,7 +17,7 @@ from legroom.errors import Refusal
 from legroom.options import data_sources
 from legroom.options.task import OF_ROWS, has_conversations
 
-NOT_TYPED = {"text": "text", "pair": None, "label": "label"}  # data.<key>_column of the menu
+USUAL_COLUMNS = {"text": "text", "pair": None, "label": "label"}  # data.<key>_column where nothing is typed
 DOCUMENTS = {"file": "each file", "blank_line": "each part between empty lines", "line": "each line"}
 
 
@@ -31,8 +32,9 @@ def build(cfg: Config, task: str, vocab: int, head: Mapping[str, int] | None, wa
     if has_conversations(cfg):
         encoder = tokens_module.for_data(cfg, vocab, warn)
         return chat_rows.build(cfg, texts, held_out, encoder, warn, bad)
-    if (said := bad.check()) is not None:
-        warn(said)
+    left_out = bad.check()
+    if left_out is not None:
+        warn(left_out)
     encoder = tokens_module.for_data(cfg, vocab, warn)
     if task == "question_answering":
         return questions.build(cfg, texts, held_out, encoder, warn)
@@ -51,12 +53,15 @@ def _published(cfg: Config, task: str, warn: Warn) -> list[datasets.Dataset]:
 
 def _read(cfg: Config, task: str, key: str, warn: Warn, bad: BadRows) -> tuple[datasets.Dataset, bool]:
     """(the rows of the files or of the split that data.<key> names, whether they are documents of plain text)."""
+    files: list[Path] = []
+    kind = ""
+    rows = None
     if cfg.data.kind == "hub":
-        (rows, source), files = hub.split(cfg, key), []
+        rows, source = hub.split(cfg, key)
     else:
-        rows, source = None, f"data.{key}={getattr(cfg.data, key)}"
+        source = f"data.{key}={getattr(cfg.data, key)}"
         files = data_sources.find(getattr(cfg.data, key), f"data.{key}")
-    kind = data_sources.kind(files[0]) if files else ""
+        kind = data_sources.kind(files[0])
 
     def say(text: str) -> None:
         warn(f"{source}: {text}")
@@ -69,9 +74,11 @@ def _read(cfg: Config, task: str, key: str, warn: Warn, bad: BadRows) -> tuple[d
 
     if has_conversations(cfg):
         columns = conversations.Columns(*_named(cfg, ("messages", "prompt", "completion")))
-        found = placed(columns.of_kind(kind), conversations.ALPACA[::2])
+        instruction, _, output = conversations.ALPACA
+        found = placed(columns.of_kind(kind), (instruction, output))
         return conversations.collect(found, columns, source, say, bad), False
-    wanted = Wanted(*_columns(cfg, task), source, say, task, bad)
+    text_columns, advice = _columns(cfg, task)
+    wanted = Wanted(text_columns, advice, source, say, task, bad)
     if task == "question_answering":
         return questions.collect(placed(questions.COLUMNS), source, say, bad), False
     if rows is not None:
@@ -81,8 +88,13 @@ def _read(cfg: Config, task: str, key: str, warn: Warn, bad: BadRows) -> tuple[d
 
 def _columns(cfg: Config, task: str) -> tuple[dict[str, str], Callable[[str], str]]:
     """(name of a column -> text, pair or label, of those that the task needs; what to do about one that is wrong)."""
-    read = [] if task == "question_answering" else [*NOT_TYPED] if task in OF_ROWS else ["text"]
-    for name, usual in NOT_TYPED.items():
+    if task == "question_answering":
+        read = []
+    elif task in OF_ROWS:
+        read = list(USUAL_COLUMNS)
+    else:
+        read = ["text"]
+    for name, usual in USUAL_COLUMNS.items():
         column = getattr(cfg.data, f"{name}_column")
         if name not in read and column != usual:  # options.data does not know the task of pretrained weights
             raise Refusal(
@@ -98,21 +110,28 @@ def _named(cfg: Config, names: Collection[str]) -> dict[str, str]:
     columns: dict[str, str] = {}
     for name in names:
         column = getattr(cfg.data, f"{name}_column")
-        if column and (other := columns.setdefault(column, name)) != name:
-            raise Refusal(f"data.{other}_column and data.{name}_column both name {column}: each needs its own column.")
+        if not column:
+            continue
+        if column in columns:
+            raise Refusal(
+                f"data.{columns[column]}_column and data.{name}_column both name {column}: each needs its own column."
+            )
+        columns[column] = name
     return columns
 
 
 def _parts(cfg: Config, task: str, warn: Warn, bad: BadRows) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """(what to train on, what to evaluate on)."""
     data = cfg.data
-    key, eval_key = ("split", "eval_split") if data.kind == "hub" else ("path", "eval_path")
+    key = "split" if data.kind == "hub" else "path"
+    eval_key = f"eval_{key}"
     texts, is_plain = _read(cfg, task, key, warn, bad)
-    held_out, done = None, ""
+    held_out = None
+    how_divided = ""
     if getattr(data, eval_key):
         held_out, _ = _read(cfg, task, eval_key, warn, bad)
     elif data.eval_fraction and is_plain:
-        texts, held_out, done = documents.held_out(
+        texts, held_out, how_divided = documents.held_out(
             texts, data.documents or "file", data.eval_fraction, shortest=data.seq_len
         )
     elif data.eval_fraction and len(texts) > 1:
@@ -120,17 +139,22 @@ def _parts(cfg: Config, task: str, warn: Warn, bad: BadRows) -> tuple[datasets.D
         split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
         texts, held_out = overlap.move_new_labels(split["train"], split["test"], warn)
     if is_plain:
-        kind = data.documents or "file"
-        other = "" if data.documents else " Type data.documents=line or blank_line if a file holds several."
-        warn(f"data.path={data.path}: {DOCUMENTS[kind]} is a document{done and f', and {done}'}.{other}")
+        line = f"data.path={data.path}: {DOCUMENTS[data.documents or 'file']} is a document"
+        if how_divided:
+            line += f", and {how_divided}"
+        line += "."
+        if not data.documents:
+            line += " Type data.documents=line or blank_line if a file holds several."
+        warn(line)
     if held_out is None and data.eval_fraction and cfg.eval.enabled:
         warn(
             f"data.path={data.path} is one text, of which data.eval_fraction cannot keep any for the evaluation: there "
             f"is none. Give data.{eval_key}, or more text."
         )
     if held_out is not None:
-        by_row = {"label", "messages", "question"} & set(texts.column_names)
-        trained = texts.select(range(len(texts))[: data.samples]) if by_row else texts
+        trained = texts
+        if {"label", "messages", "question"}.intersection(texts.column_names):  # each row is a sample
+            trained = texts.select(range(len(texts))[: data.samples])
         overlap.warn_of_overlap(trained, held_out, is_plain, warn)
     return texts, held_out
 

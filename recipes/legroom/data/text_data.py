@@ -5,7 +5,8 @@ labels, `label`: numbers or words, or a datasets.ClassLabel; and `place`, for me
 """
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,10 @@ class Wanted:
     @property
     def label(self) -> str:
         """The column of the labels; "" without one."""
-        return next((column for column, name in self.columns.items() if name == "label"), "")
+        for column, name in self.columns.items():
+            if name == "label":
+                return column
+        return ""
 
     def value(self, value: Any, column: str, place: str) -> Any:
         """A value of a row as a text, or as a label (a number or a word, or of its task); None where there is none.
@@ -54,27 +58,33 @@ class Wanted:
         Raises Refusal for a text that is no text, and a label that is no class.
         """
         is_label = column == self.label
-        if is_label and _is_none(value):
+        if is_label and _is_missing_label(value):
             return None
-        plain = not is_label or self.task == "classification"
-        if plain and isinstance(value, str) and value.isascii():  # nearly every value
+        is_text_or_class = not is_label or self.task == "classification"
+        if is_text_or_class and isinstance(value, str) and value.isascii():  # nearly every value
             return value or None
-        if value is None or (plain and (value == "" or value != value)):
+        is_empty = value == "" or value != value  # NaN is not equal to itself
+        if value is None or (is_text_or_class and is_empty):
             return None
         where = f"{self.source}: {place}: the column {column} holds"
-        if not plain:
-            if self.task == "regression":
-                return label_values.number(value, where, self.advice(column))
-            several = label_values.several(value, where, self.advice(column))
-            return [encodable(each, where) if isinstance(each, str) else each for each in several]
         if not is_label:
             if not isinstance(value, str):
                 raise Refusal(f"{where} {text_files.shown(value)}, not text. {self.advice(column)}")
             return encodable(value, where)
+        if self.task == "regression":
+            return label_values.number(value, where, self.advice(column))
+        if self.task == "multi_label":
+            labels = label_values.several(value, where, self.advice(column))
+            return [encodable(label, where) if isinstance(label, str) else label for label in labels]
+        return self._class(value, column, where)
+
+    def _class(self, value: Any, column: str, where: str) -> int | str:
+        """A label of a classification. where: begins a message about it."""
         if isinstance(value, (list, dict)):
-            other = " Several labels a row: data.task=multi_label." if isinstance(value, list) else ""
+            other_task = " Several labels a row: data.task=multi_label." if isinstance(value, list) else ""
             raise Refusal(
-                f"{where} {text_files.shown(value)}, and a label is a number or a word. {self.advice(column)}{other}"
+                f"{where} {text_files.shown(value)}, and a label is a number or a word. "
+                f"{self.advice(column)}{other_task}"
             )
         if isinstance(value, float):
             if not value.is_integer():
@@ -83,49 +93,74 @@ class Wanted:
                     f"{self.advice(column)} To predict numbers: data.task=regression."
                 )
             return int(value)
-        return value if isinstance(value, int) and not isinstance(value, bool) else encodable(str(value), where)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        return encodable(str(value), where)
 
 
 def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
     """The texts of files, without rows that lack a value. Raises Refusal for files that cannot be read, or hold no
     text."""
-    source, kind = wanted.source, data_sources.kind(files[0])
+    source = wanted.source
+    kind = data_sources.kind(files[0])
     if kind == ".txt":
         data_sources.refuse_without_labels(files, wanted.columns, source.partition("=")[2])
         wanted = dataclasses.replace(wanted, columns={"text": "text"})
     classes, numbers = label_values.of_files(files, wanted.label, source)
-    counts = dict.fromkeys(files, 0)
-    separated = kind in text_files.DEFAULT_SEPARATOR
-    of_cells = separated and wanted.task == "multi_label"
+    rows_in_file = dict.fromkeys(files, 0)
+    has_cells = kind in text_files.DEFAULT_SEPARATOR  # whose values are all texts
 
     def rows() -> Rows:
         for path in files:
             for place, row in text_files.rows(path, list(wanted.columns), form, source, wanted.say):
-                counts[path] += 1
-                none = of_cells and row.get(wanted.label, "") is None  # an empty cell: the text has no label
-                if numbers[path] and wanted.label in row:
-                    row[wanted.label] = label_values.renumbered(row[wanted.label], numbers[path])
-                yield f"{path.name}, {place}", row | {wanted.label: ""} if none else row
+                rows_in_file[path] += 1
+                if wanted.label in row:
+                    label = row[wanted.label]
+                    if label is None and has_cells and wanted.task == "multi_label":
+                        row[wanted.label] = ""  # an empty cell: the text has no label
+                    elif numbers[path]:
+                        row[wanted.label] = label_values.renumbered(label, numbers[path])
+                yield f"{path.name}, {place}", row
 
     values = collect(rows(), wanted)
-    empty = [path.name for path in files if not counts[path]]
-    if empty:
-        said = f"{data_sources.listed(empty[:3])}{' and others' * (len(empty) > 3)} is empty"
-        if not any(counts.values()):
-            wanted.bad.check_all(source)
-            raise Refusal(f"{source}: {said}: there is nothing to read.")
-        wanted.say(f"{said}.")
-    if separated:
-        for column, name in wanted.columns.items():
-            if name != "label" and all(map(_is_number, values[name])):
-                raise Refusal(f"{source}: the column {column} holds numbers, not text. {wanted.advice(column)}")
-        if "label" in values and wanted.task == "classification" and all(map(_is_number, values["label"])):
-            for index, (label, place) in enumerate(zip(values["label"], values["place"])):
-                number = _whole(label)
-                if number is None:  # refused, as a fraction in a .jsonl file
-                    number = wanted.value(float(label), wanted.label, place)
-                values["label"][index] = number
+    _refuse_empty_files(rows_in_file, wanted)
+    if has_cells:
+        _read_numbers(values, wanted)
     return dataset(values, classes, wanted.say)
+
+
+def _refuse_empty_files(rows_in_file: dict[Path, int], wanted: Wanted) -> None:
+    """Raises Refusal if all files are empty, and says which are if some are."""
+    empty = [path.name for path, count in rows_in_file.items() if count == 0]
+    if not empty:
+        return
+    names = data_sources.listed(empty[:3])
+    if len(empty) > 3:
+        names += " and others"
+    if len(empty) == len(rows_in_file):
+        wanted.bad.check_all(wanted.source)
+        raise Refusal(f"{wanted.source}: {names} is empty: there is nothing to read.")
+    wanted.say(f"{names} is empty.")
+
+
+def _read_numbers(values: dict[str, list], wanted: Wanted) -> None:
+    """Turns the labels of cells into numbers, in place, if all of them are.
+
+    Raises Refusal for a column of texts that has numbers alone.
+    """
+    for column, name in wanted.columns.items():
+        if name != "label" and all(_is_number(text) for text in values[name]):
+            raise Refusal(f"{wanted.source}: the column {column} holds numbers, not text. {wanted.advice(column)}")
+    if wanted.task != "classification" or "label" not in values:
+        return
+    labels = values["label"]
+    if not all(_is_number(label) for label in labels):
+        return
+    for index, label in enumerate(labels):
+        number = _whole(label)
+        if number is None:  # a fraction is refused
+            number = wanted.value(float(label), wanted.label, values["place"][index])
+        labels[index] = number
 
 
 def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
@@ -134,56 +169,78 @@ def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
     rows: (the place, column -> value). A text of blanks alone is none. Raises Refusal for a column that is not there,
     and if no row is left.
     """
-    columns, source, labelled = wanted.columns, wanted.source, bool(wanted.label)
-    values: dict[str, list] = {name: [] for name in (*columns.values(), *["place"] * labelled)}
-    dropped: dict[str, list[str]] = {}  # what rows lack -> their places
-    unread, names, total = text_files.Unread(), {}, 0
+    columns = wanted.columns
+    values: dict[str, list] = {name: [] for name in columns.values()}
+    if wanted.label:
+        values["place"] = []
+    left_out: dict[str, list[str]] = {}  # what rows lack -> their places
+    unread = text_files.Unread()
+    columns_seen: dict[str, None] = {}
+    total = 0
     for place, row in rows:
         total += 1
         wanted.bad.rows += 1
         unread.add(row, columns)
-        if len(names) < 100:  # enough for a message about a column that is not there
-            names |= dict.fromkeys(row)
+        if len(columns_seen) < 100:  # enough for a message about a column that is not there
+            columns_seen.update(dict.fromkeys(row))
         try:
-            found = {name: wanted.value(row.get(column), column, place) for column, name in columns.items()}
+            row_values = {name: wanted.value(row.get(column), column, place) for column, name in columns.items()}
         except Refusal as refusal:
             wanted.bad.add(place, str(refusal))
             continue
-        if not wanted.is_one_text:
-            found = {name: None if _is_blank(value) else value for name, value in found.items()}
-        if labelled:
-            found["place"] = place
-        lacking = [name for name, value in found.items() if value is None]
-        if lacking:
-            written = row.get(wanted.label)
-            is_written = lacking[0] == "label" and isinstance(written, str) and not _is_blank(written)
-            dropped.setdefault(f"label ({written})" if is_written else lacking[0], []).append(place)
+        lacking = _lacking(row_values, row, wanted)
+        if lacking is not None:
+            left_out.setdefault(lacking, []).append(place)
             continue
-        for name, value in found.items():
+        if wanted.label:
+            row_values["place"] = place
+        for name, value in row_values.items():
             values[name].append(value)
-    missing = [column for column in columns if column not in names]
-    if missing and total:
-        other = " Of texts without labels: data.task=masked_lm (an encoder) or language_modelling (a decoder)."
-        advice = wanted.advice(missing[0]) + other * (wanted.columns[missing[0]] == "label")
-        raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {advice}")
-    if total and not values["text"] and not dropped:
-        wanted.bad.check_all(source)
-    if dropped:
-        listed = data_sources.listed(f"{len(places):,} without a {lacks}" for lacks, places in dropped.items())
-        count, first = sum(map(len, dropped.values())), next(iter(dropped.values()))[0]
-        said = f"{count:,} of {total:,} rows are left out: {listed} (the first: {first})"
+    if total:
+        _refuse_missing_columns(columns_seen, wanted)
+        if not values["text"] and not left_out:
+            wanted.bad.check_all(wanted.source)
+    if left_out:
+        kinds = data_sources.listed(f"{len(places):,} without a {name}" for name, places in left_out.items())
+        count = sum(len(places) for places in left_out.values())
+        first = next(iter(left_out.values()))[0]
+        summary = f"{count:,} of {total:,} rows are left out: {kinds} (the first: {first})"
         if not values["text"]:
-            raise Refusal(f"{source} has no text to use: {said}.")
-        wanted.say(f"{said}.")
+            raise Refusal(f"{wanted.source} has no text to use: {summary}.")
+        wanted.say(f"{summary}.")
     if unread:
         wanted.say(f"only {data_sources.listed(columns)} is read of a row, and not {unread}.")
     return values
 
 
+def _lacking(row_values: dict[str, Any], row: dict[str, Any], wanted: Wanted) -> str | None:
+    """What a row lacks: text, pair or label, with what is written there ('label (NA)'). None if it lacks nothing."""
+    for name, value in row_values.items():
+        if value is not None and (wanted.is_one_text or not _is_blank(value)):
+            continue
+        written = row.get(wanted.label)
+        if name == "label" and isinstance(written, str) and not _is_blank(written):
+            return f"label ({written})"
+        return name
+    return None
+
+
+def _refuse_missing_columns(columns_seen: Collection[str], wanted: Wanted) -> None:
+    """Raises Refusal for a column that no row has."""
+    for column, name in wanted.columns.items():
+        if column not in columns_seen:
+            advice = wanted.advice(column)
+            if name == "label":
+                advice += (
+                    " Of texts without labels: data.task=masked_lm (an encoder) or language_modelling (a decoder)."
+                )
+            raise Refusal(f"{wanted.source} has no column {column}: it has {', '.join(columns_seen)}. {advice}")
+
+
 def dataset(
     values: dict[str, list], classes: datasets.ClassLabel | None = None, warn: Warn = lambda _: None
 ) -> datasets.Dataset:
-    """What `collect` has found as a data set. Labels are words, unless all are numbers. classes: the names of the
+    """The values of `collect` as a data set. Labels are words, unless all are numbers. classes: the names of the
     numbers, if they are known. warn: is given what is odd about the labels."""
     features: dict[str, Any] = {name: datasets.Value("large_string") for name in values}  # a text of over 2 GiB
     if "label" in values:
@@ -191,10 +248,10 @@ def dataset(
         if labels and isinstance(labels[0], (list, float)):
             return _of_sets_or_numbers(values, features, classes)
         _warn_of_mixed(labels, values["place"], warn)
-        numbers = all(type(label) is int and abs(label) < 2**63 for label in labels)
-        values["label"] = labels if numbers else [str(label) for label in labels]
-        if numbers:
+        if all(type(label) is int and abs(label) < 2**63 for label in labels):
             features["label"] = classes or datasets.Value("int64")
+        else:
+            values["label"] = [str(label) for label in labels]
     return datasets.Dataset(pyarrow.Table.from_pydict(values, datasets.Features(features).arrow_schema))
 
 
@@ -202,28 +259,35 @@ def _of_sets_or_numbers(
     values: dict[str, list], features: dict[str, Any], classes: datasets.ClassLabel | None
 ) -> datasets.Dataset:
     """`dataset` of labels that are lists, or numbers. Those of lists are words, unless all are numbers."""
-    features["label"] = datasets.Value("float64")
-    if isinstance(values["label"][0], list):
-        numbers = all(type(each) is int for found in values["label"] for each in found)
-        if not numbers:
-            values["label"] = [[str(each) for each in found] for found in values["label"]]
-        features["label"] = [(classes or datasets.Value("int64")) if numbers else datasets.Value("large_string")]
+    labels = values["label"]
+    if isinstance(labels[0], float):
+        features["label"] = datasets.Value("float64")
+    elif all(type(label) is int for label in itertools.chain(*labels)):
+        features["label"] = [classes or datasets.Value("int64")]
+    else:
+        features["label"] = [datasets.Value("large_string")]
+        values["label"] = [list(map(str, of_row)) for of_row in labels]
     return datasets.Dataset.from_dict(values, datasets.Features(features))
 
 
 def _warn_of_mixed(labels: list[Any], places: list[str], warn: Warn) -> None:
     """Labels of which some are numbers and some are words."""
-    firsts: dict[bool, Any] = {}
+    first: dict[str, Any] = {}  # label of each kind
     for label in dict.fromkeys(labels):
-        firsts.setdefault(type(label) is int or _whole(label) is not None, label)
-    if len(firsts) == 2:
-        number, word = (f"{firsts[kind]!s:.40}, {places[labels.index(firsts[kind])]}" for kind in (True, False))
-        warn(f"some labels are numbers ({number}), others words ({word}): all are taken as words.")
+        is_number = type(label) is int or _whole(label) is not None
+        first.setdefault("number" if is_number else "word", label)
+    if len(first) < 2:
+        return
+    number, word = [f"{first[kind]!s:.40}, {places[labels.index(first[kind])]}" for kind in ("number", "word")]
+    warn(f"some labels are numbers ({number}), others words ({word}): all are taken as words.")
 
 
-def _is_none(value: Any) -> bool:
+def _is_missing_label(value: Any) -> bool:
     """Whether a text stands for a label that is missing."""
-    return isinstance(value, str) and (value.strip() in NO_VALUE or value.strip().lstrip("+-").casefold() == "nan")
+    if not isinstance(value, str):
+        return False
+    text = value.strip()
+    return text in NO_VALUE or text.lstrip("+-").casefold() == "nan"
 
 
 def _is_blank(value: Any) -> bool:
@@ -232,9 +296,10 @@ def _is_blank(value: Any) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        return "_" not in text and float(text) is not None  # Python takes 1_000 for 1000
+        float(text)
     except ValueError:
         return False
+    return "_" not in text  # Python takes 1_000 for 1000
 
 
 def _whole(text: str) -> int | None:
@@ -244,7 +309,8 @@ def _whole(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        return int(float(text)) if float(text).is_integer() else None
+        number = float(text)
+    return int(number) if number.is_integer() else None
 
 
 def encodable(text: str, where: str) -> str:
@@ -266,7 +332,8 @@ def published(name: str, path: str | None, form: Format, warn: Warn) -> list[dat
     """
     known = data_sources.PUBLISHED[name]
     if path is not None:
-        source, is_one_text = f"data.path={path}", "label" not in known.columns.values()
+        source = f"data.path={path}"
+        is_one_text = "label" not in known.columns.values()
 
         def say(text: str) -> None:
             if not is_one_text:  # an empty line of one long text takes nothing away
@@ -291,5 +358,14 @@ def published(name: str, path: str | None, form: Format, warn: Warn) -> list[dat
 def _clean(rows: Any, columns: dict[str, str]) -> datasets.Dataset:
     """The columns of `columns`, renamed, without rows that lack a value."""
     rows = rows.select_columns(list(columns)).rename_columns(columns)
-    absent = (None, *label_values.NO_LABEL)
-    return rows.filter(lambda row: all(v if key != "label" else v not in absent for key, v in row.items()))
+
+    def is_whole(row: dict[str, Any]) -> bool:
+        for name, value in row.items():
+            if name == "label":
+                if value is None or value in label_values.NO_LABEL:
+                    return False
+            elif not value:
+                return False
+        return True
+
+    return rows.filter(is_whole)

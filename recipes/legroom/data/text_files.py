@@ -6,13 +6,12 @@ columns. .jsonl: an object per line. .json: a list of objects, or an object per 
 
 import csv
 import dataclasses
-import itertools
 import json
 import lzma
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +47,12 @@ class Format:
     bad: BadRows | None = None
     source: str = ""
 
-    def bad_line(self, path: Path, place: str, said: str) -> None:
-        """Count a line that is no row. Raises BadFile where nobody counts them."""
+    def bad_line(self, path: Path, place: str, problem: str) -> None:
+        """Counts a line that is no row. Raises BadFile where nobody counts them."""
         if self.bad is None:
-            raise BadFile(f"{place}: {said}")
+            raise BadFile(f"{place}: {problem}")
         self.bad.rows += 1
-        self.bad.add(f"{path.name}, {place}", f"{self.source}: {path.name}, {place}: {said}")
+        self.bad.add(f"{path.name}, {place}", f"{self.source}: {path.name}, {place}: {problem}")
 
 
 NOT_READ = object()  # stands for the value of a column that is in the file and was not read
@@ -65,12 +64,15 @@ class Unread(Counter[str]):
     def add(self, row: dict[str, Any], used: Collection[str]) -> None:
         """Counts the values of a row in other columns than those used."""
         for key, value in row.items():
-            if key not in used and value not in (None, "", [], {}):
-                self[key] += value is not NOT_READ
+            if key in used or value in (None, "", [], {}):
+                continue
+            self[key] += 0 if value is NOT_READ else 1
 
     def __str__(self) -> str:
-        shown = [f"{key} ({count:,})" if count else key for key, count in self.most_common(MOST_UNREAD)]
-        return data_sources.listed(shown + ["others"] * (len(self) > MOST_UNREAD))
+        names = [f"{key} ({count:,})" if count else key for key, count in self.most_common(MOST_UNREAD)]
+        if len(self) > MOST_UNREAD:
+            names.append("others")
+        return data_sources.listed(names)
 
 
 class BadFile(Exception):
@@ -115,15 +117,34 @@ def _documents(path: Path, columns: list[str], form: Format, warn: Callable[[str
             if text.strip():
                 yield "line 1", {"text": text}
             return
-        by_line = form.documents != "blank_line"
-        for has_text, lines in itertools.groupby(enumerate(file, 1), lambda each: by_line or bool(each[1].strip())):
-            for number, line in lines if has_text else ():
-                text = line if by_line else line + "".join(more for _, more in lines)
-                yield f"line {number}", {"text": text if form.documents == "line_break" else text.removesuffix("\n")}
+        if form.documents == "blank_line":
+            yield from _parts_between_empty_lines(file)
+            return
+        for number, line in enumerate(file, 1):
+            text = line if form.documents == "line_break" else line.removesuffix("\n")
+            yield f"line {number}", {"text": text}
+
+
+def _parts_between_empty_lines(file: Iterable[str]) -> Rows:
+    begin = 0
+    lines: list[str] = []
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            if not lines:
+                begin = number
+            lines.append(line)
+        elif lines:
+            yield f"line {begin}", {"text": "".join(lines).removesuffix("\n")}
+            lines = []
+    if lines:
+        yield f"line {begin}", {"text": "".join(lines).removesuffix("\n")}
 
 
 def _separated(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
-    separator = NAMED[form.separator] if form.separator else _separator(path, columns, form, warn)
+    if form.separator:
+        separator = NAMED[form.separator]
+    else:
+        separator = _separator(path, columns, form, warn)
     csv.field_size_limit(sys.maxsize)  # a field is a text of any length
     with open_text.open_text(path, form.encoding, newline="") as file:
         reader = csv.reader(file, delimiter=separator, strict=True)
@@ -143,7 +164,8 @@ def _separated(path: Path, columns: list[str], form: Format, warn: Callable[[str
                         f"{SEPARATORS[separator]}s in it must be in double quotes.",
                     )
                 elif fields:  # else an empty line
-                    yield f"line {line}", dict(zip(names, (field or None for field in fields)))
+                    values = [field or None for field in fields]
+                    yield f"line {line}", dict(zip(names, values))
                 line = reader.line_num + 1
             if line == 2 and names:
                 raise BadFile("it has a header and no rows.")
@@ -161,9 +183,10 @@ def _separator(path: Path, columns: list[str], form: Format, warn: Callable[[str
         header = file.readline().rstrip("\r\n")
 
     def fits(separator: str) -> bool:
-        names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
-        has = any(wanted and set(wanted) <= set(names) for wanted in (columns, form.instead))
-        return has and (len(names) > 1 or separator == usual)
+        names = {name.strip() for name in next(csv.reader([header], delimiter=separator), [])}
+        if separator != usual and len(names) < 2:
+            return False
+        return any(wanted and set(wanted) <= names for wanted in (columns, form.instead))
 
     others = [separator for separator in SEPARATORS if separator != usual and fits(separator)]
     if fits(usual) or len(others) != 1:
@@ -192,60 +215,69 @@ def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], No
     with open_text.open_text(path, form.encoding) as file:
         text = file.read()
     try:
-        found = json.loads(text) if text.strip() else []
+        content = json.loads(text) if text.strip() else []
     except RecursionError as error:
         raise BadFile(_json_reason(error)) from error
     except ValueError as error:
-        if not _is_json(text.lstrip().partition("\n")[0]):
+        first_line = text.lstrip().partition("\n")[0]
+        if not _is_object(first_line):
             line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
             raise BadFile(f"{line}{_json_reason(error)}") from error
         yield from _json_lines(path, columns, form, warn)  # an object per line, in a file named .json
         return
-    if isinstance(found, dict) and "context" in columns and _is_squad(found.get("data")):
-        found = list(_squad(found["data"]))
-    if isinstance(found, dict) and set(columns) <= found.keys() and not isinstance(found[columns[0]], list):
-        found = [found]  # the only line of such a file
-    if isinstance(found, dict) and (key := _key_of_rows(found, columns)) is not None:
-        warn(f"{path.name}: its rows are those of the key {key}.")
-        found = found[key]
-    if not isinstance(found, list):
-        keys = f" with the keys {', '.join(list(found)[:8])}" if isinstance(found, dict) else ""
-        raise BadFile(f"it holds {shown(found)}{keys}, not a list of objects, one for each row.")
-    for number, row in enumerate(found, 1):
+    if isinstance(content, dict):
+        content = _rows_of_object(content, path, columns, warn)
+    if not isinstance(content, list):
+        keys = f" with the keys {', '.join(list(content)[:8])}" if isinstance(content, dict) else ""
+        raise BadFile(f"it holds {shown(content)}{keys}, not a list of objects, one for each row.")
+    for number, row in enumerate(content, 1):
         if isinstance(row, dict):
             yield f"row {number}", row
         else:
             form.bad_line(path, f"row {number}", _not_an_object(row, columns))
 
 
+def _rows_of_object(content: dict[str, Any], path: Path, columns: list[str], warn: Callable[[str], None]) -> Any:
+    """The rows in a .json file that holds one object; the object itself where it holds none."""
+    if "context" in columns and _is_squad(content.get("data")):
+        return list(_squad(content["data"]))
+    if set(columns) <= content.keys() and not isinstance(content[columns[0]], list):
+        return [content]  # the only line of a file with an object per line
+    lists = [key for key, value in content.items() if _is_list_of_objects(value)]
+    if len(lists) != 1 or lists[0] in columns:
+        return content
+    warn(f"{path.name}: its rows are those of the key {lists[0]}.")  # {"data": [...]}
+    return content[lists[0]]
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(item, dict) for item in value)
+
+
 def _is_squad(articles: Any) -> bool:
-    return isinstance(articles, list) and not any(
-        isinstance(each, dict) and "question" in each for each in articles[:1]
-    )
-
-
-def _key_of_rows(found: dict[str, Any], columns: list[str]) -> str | None:
-    """The only key of an object whose value is a list of objects, as of {"data": [...]}; none of a row's own keys."""
-    lists = [
-        key
-        for key, value in found.items()
-        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value)
-    ]
-    return lists[0] if len(lists) == 1 and lists[0] not in columns else None
+    """Whether a list is one of SQuAD's articles, and not one of questions."""
+    if not isinstance(articles, list):
+        return False
+    has_questions = articles and isinstance(articles[0], dict) and "question" in articles[0]
+    return not has_questions
 
 
 def _squad(articles: list) -> Iterator[dict[str, Any]]:
     """The questions of SQuAD's own file, which nests them: articles, paragraphs, questions."""
     try:
-        for paragraph in itertools.chain.from_iterable(article["paragraphs"] for article in articles):
-            for each in paragraph["qas"]:
-                answers = {key: [answer[key] for answer in each["answers"]] for key in ("text", "answer_start")}
-                yield {"question": each["question"], "context": paragraph["context"], "answers": answers}
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    answers = {
+                        "text": [answer["text"] for answer in question["answers"]],
+                        "answer_start": [answer["answer_start"] for answer in question["answers"]],
+                    }
+                    yield {"question": question["question"], "context": paragraph["context"], "answers": answers}
     except (KeyError, TypeError) as error:
         raise BadFile(f"it has `data`, and not SQuAD's form of it: {error!r}") from error
 
 
-def _is_json(line: str) -> bool:
+def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -255,7 +287,9 @@ def _is_json(line: str) -> bool:
 def _json_reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at column {error.colno}; a row is one JSON object."
-    return "it is nested too deeply." if isinstance(error, RecursionError) else str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply."
+    return str(error)
 
 
 def _not_an_object(row: Any, columns: list[str]) -> str:
@@ -263,27 +297,39 @@ def _not_an_object(row: Any, columns: list[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """What a value is, for a message."""
-    names = {list: "a list", dict: "an object", type(None): "missing"}
-    return names.get(type(value), f"{type(value).__name__} ({value!s:.40})")
+    """What kind of value one is, for a message: 'a list', 'int (3)'."""
+    if value is None:
+        return "missing"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "an object"
+    return f"{type(value).__name__} ({value!s:.40})"
 
 
 def _parquet(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
     file = parquet.ParquetFile(path)
     names = file.schema_arrow.names
-    wanted = [name for name in columns if name in names] or names[:1]
+    wanted = [name for name in columns if name in names] or names[:1]  # no column at all would give no rows
+    not_read = dict.fromkeys(names, NOT_READ)
     number = 0
     for batch in file.iter_batches(columns=wanted):
         for values in batch.to_pylist():
             number += 1
-            yield f"row {number}", dict.fromkeys(names, NOT_READ) | without_nulls(values)
+            yield f"row {number}", not_read | without_nulls(values)
 
 
-def without_nulls(value: Any, inside: bool = False) -> Any:
+def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
     """A row of Arrow without the keys of its objects that are null: all objects of a column have the keys of all."""
+    return {column: _without_nulls(value) for column, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
     if isinstance(value, dict):
-        return {key: without_nulls(each, True) for key, each in value.items() if not inside or each is not None}
-    return [without_nulls(each, inside) for each in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 READERS: dict[str, Callable[[Path, list[str], Format, Callable[[str], None]], Rows]] = {

@@ -39,46 +39,49 @@ def labelled(
     head: see `labels.classes_of`.
     """
     data = cfg.data
+    asked_classes = cfg.model.classes or 2
     parts = labels_module.alike([part for part in (texts, held_out) if part is not None])
     if task == "classification":
-        parts = labels_module.without_unlabelled(parts, cfg.model.classes or 2, data.bad_rows == SKIP, warn)
-    texts, held_out = parts[0], parts[1] if len(parts) > 1 else None
-    classes = labels_module.of_task(task, texts, held_out, head, cfg.model.classes or 2, warn)
+        parts = labels_module.without_unlabelled(parts, asked_classes, data.bad_rows == SKIP, warn)
+    texts = parts[0]
+    held_out = parts[1] if len(parts) > 1 else None
+    classes = labels_module.of_task(task, texts, held_out, head, asked_classes, warn)
     # Only BERT has token types; pretrained weights have their own tokenizer, which knows.
     with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
     texts = texts.select(range(len(texts))[: data.samples])
-    train, cut = _classified(texts, encoder, data.seq_len, classes, with_types)
-    if cut:
-        warn(f"{cut:,} of {len(texts):,} texts to train on are longer than data.seq_len={data.seq_len} and are cut.")
+    train, cut_texts = _labelled_rows(texts, encoder, data.seq_len, classes, with_types)
+    if cut_texts:
+        cut = f"{cut_texts:,} of {len(texts):,} texts"
+        warn(f"{cut} to train on are longer than data.seq_len={data.seq_len} and are cut.")
     if len(train) and task == "classification":
         labels_module.refuse_one_class(train.with_format(None)["labels"][:], classes.names, "rows to train on")
     if held_out is None:
         return train, None, classes.names
-    available, kept = len(held_out), held_out.select(_evaluated(cfg, len(held_out)))
-    evaluated, _ = _classified(kept, encoder, data.seq_len, classes, with_types)
-    return train, (evaluated, available), classes.names
+    kept = held_out.select(_evaluated(cfg, len(held_out)))
+    evaluated, _ = _labelled_rows(kept, encoder, data.seq_len, classes, with_types)
+    return train, (evaluated, len(held_out)), classes.names
 
 
 def check_ends(cfg: Config, parts: list[datasets.Dataset], last_id: int) -> None:
     """Raises Refusal unless each row has the token at which the model reads it, and all rows equally often."""
-    name = (
+    model = (
         f"model.pretrained={cfg.model.pretrained} reads a row at its end token (eos_token_id {last_id} in config.json)"
     )
-    tokenizer = f"data.tokenizer={cfg.data.tokenizer}"
-    counts = []
+    counts_of_parts = []
     for part in parts:
         ids, ends = rows.flat(part, "input_ids")
-        counts.append(numpy.add.reduceat(ids == last_id, numpy.concatenate([[0], ends[:-1]]), dtype=numpy.int64))
-    found = numpy.concatenate(counts)
-    without = int((found == 0).sum())
+        begins = numpy.concatenate([[0], ends[:-1]])
+        counts_of_parts.append(numpy.add.reduceat(ids == last_id, begins, dtype=numpy.int64))
+    counts = numpy.concatenate(counts_of_parts)
+    without = int((counts == 0).sum())
     if without:
         raise Refusal(
-            f"{name}, which {without:,} of {len(found):,} rows have not: {tokenizer} does not write it. Take the "
-            "tokenizer that the weights were trained with: data.tokenizer=."
+            f"{model}, which {without:,} of {len(counts):,} rows have not: data.tokenizer={cfg.data.tokenizer} does "
+            "not write it. Take the tokenizer that the weights were trained with: data.tokenizer=."
         )
-    if found.min() != found.max():
+    if counts.min() != counts.max():
         raise Refusal(
-            f"{name}, and the rows of data={cfg.data.name} have {found.min()} to {found.max()} of it: some texts "
+            f"{model}, and the rows of data={cfg.data.name} have {counts.min()} to {counts.max()} of it: some texts "
             "hold it themselves. Take it out of the texts."
         )
 
@@ -90,27 +93,28 @@ def _evaluated(cfg: Config, count: int) -> list[int]:
     return rows.chosen(count, cfg.eval.max_samples, cfg.train.seed)
 
 
-def _classified(
+def _labelled_rows(
     texts: datasets.Dataset, encoder: Tokens, longest: int, classes: Classes, with_types: bool
 ) -> tuple[datasets.Dataset, int]:
     """One row per text or pair of at most `longest` tokens, and how many of them were cut. with_types: keep
     token_type_ids."""
-    were_cut = 0
+    cut_texts = 0
 
-    def made() -> Iterator[dict]:
-        nonlocal were_cut
+    def tokenised() -> Iterator[dict]:
+        nonlocal cut_texts
         for text in cast(Iterable[dict[str, Any]], texts):
             if "pair" in text:
-                row, cut = encoder.pair(text["text"], text["pair"], longest)
+                row, is_cut = encoder.pair(text["text"], text["pair"], longest)
             else:
-                row, cut = encoder.row(text["text"], longest)
+                row, is_cut = encoder.row(text["text"], longest)
             if not with_types:
                 row.pop("token_type_ids", None)
-            were_cut += cut
-            if len(row["input_ids"]):
+            if is_cut:
+                cut_texts += 1
+            if len(row["input_ids"]) > 0:
                 yield row | {"labels": classes.of(text["label"])}
 
-    return rows.ragged(made()), were_cut
+    return rows.ragged(tokenised()), cut_texts
 
 
 def language_modelling(
@@ -122,18 +126,19 @@ def language_modelling(
     if cfg.data.group_by_length:
         raise Refusal(data_options.even_rows(cfg))
     length = cfg.data.seq_len
-
-    def ids(part: datasets.Dataset, count: int | None) -> numpy.ndarray:
-        all_ids = _stream(part, encoder, one_text)
-        return all_ids if count is None else all_ids[: count * length]
-
-    train, _ = rows.windows(ids(texts, cfg.data.samples), length, length)
+    ids = _stream(texts, encoder, one_text)
+    if cfg.data.samples is not None:
+        ids = ids[: cfg.data.samples * length]
+    train, _ = rows.windows(ids, length, length)
     if held_out is None:
         return train, None
-    count = cfg.data.eval_samples
-    most = cfg.eval.max_samples if count is None else None
-    settings = data_options.window_and_stride(cfg)
-    return train, rows.windows(ids(held_out, count), *settings, most=most, seed=cfg.train.seed)
+    ids = _stream(held_out, encoder, one_text)
+    most = cfg.eval.max_samples
+    if cfg.data.eval_samples is not None:
+        ids = ids[: cfg.data.eval_samples * length]
+        most = None
+    window, stride = data_options.window_and_stride(cfg)
+    return train, rows.windows(ids, window, stride, most=most, seed=cfg.train.seed)
 
 
 def _texts_apart(
@@ -149,25 +154,32 @@ def _texts_apart(
             for begin in range(0, len(ids) - 1, length):  # one token predicts nothing
                 yield {"input_ids": ids[begin : begin + length], "labels": ids[begin : begin + length]}
 
-    alone = rows.ragged(itertools.islice(samples(texts), cfg.data.samples))
-    train = packing.packed(alone, length) if len(alone) else alone
+    train = rows.ragged(itertools.islice(samples(texts), cfg.data.samples))
+    if len(train):
+        train = packing.packed(train, length)
     if held_out is None:
         return train, None
     evaluated = rows.ragged(samples(held_out))
-    return train, (evaluated.select(rows.chosen(len(evaluated), cfg.eval.max_samples, cfg.train.seed)), len(evaluated))
+    kept = rows.chosen(len(evaluated), cfg.eval.max_samples, cfg.train.seed)
+    return train, (evaluated.select(kept), len(evaluated))
 
 
 def _ended(text: str, encoder: Tokens) -> numpy.ndarray:
     """The ids of a text with the end id behind them, if the tokenizer has one, (T,)."""
     ids = numpy.asarray(encoder.ids(text), dtype=numpy.int64)
-    return ids if encoder.end is None or encoder.end in ids[-1:] else numpy.append(ids, encoder.end)
+    if encoder.end is None or encoder.end in ids[-1:]:
+        return ids
+    return numpy.append(ids, encoder.end)
 
 
 def _stream(texts: datasets.Dataset, encoder: Tokens, one_text: bool) -> numpy.ndarray:
     """All texts concatenated, (N,) ids, each followed by the end id. one_text: they are lines of one text, without."""
     flat = array("q")
     for text in texts["text"]:
-        ids = numpy.asarray(encoder.ids(text, special=False), dtype=numpy.int64) if one_text else _ended(text, encoder)
+        if one_text:
+            ids = numpy.asarray(encoder.ids(text, special=False), dtype=numpy.int64)
+        else:
+            ids = _ended(text, encoder)
         flat.frombytes(ids.tobytes())
     return numpy.frombuffer(flat, dtype=numpy.int64)
 
@@ -196,7 +208,8 @@ def build(
     if task in OF_ROWS:
         train, evaluated, names = labelled(cfg, task, texts, held_out, encoder, head, warn)
     else:
-        (train, evaluated), names = language_modelling(cfg, texts, held_out, encoder, one_text), []
-    if not len(train):
+        train, evaluated = language_modelling(cfg, texts, held_out, encoder, one_text)
+        names = []
+    if len(train) == 0:
         raise Refusal(f"data.path={cfg.data.path} holds no text of two tokens or more.")
     return train, evaluated, names, encoder
