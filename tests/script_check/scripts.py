@@ -395,6 +395,37 @@ for _ in range(5):
 """
 )
 
+# Lightning's way: the passes are a closure of the step, and the loss is copied behind them.
+CLOSURE = (
+    HEAD
+    + """
+model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+def passes():
+    optimizer.zero_grad()
+    loss = model(torch.randn(2, 1024).cuda()).sum()
+    loss.backward()
+    loss.detach().clone()
+    return loss
+
+for _ in range(5):
+    optimizer.step(passes)
+"""
+)
+
+# What unsloth does before it trains.
+FREEZES_GARBAGE = (
+    LLAMA
+    + """
+import gc
+model = llama().cuda()
+model.model.embed_tokens.requires_grad_(False)
+gc.freeze()
+train(model, optimizer=torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad]))
+"""
+)
+
 LARGE_ON_THE_HOST = (
     LLAMA
     + """

@@ -248,6 +248,20 @@ def test_weights_that_are_not_here_are_taken_to_be_there(checked):
     assert "only_a_configuration has no weights here" in notes(found)
 
 
+def test_what_an_optimizer_allocates_behind_its_closure_is_of_the_step(checked):
+    found = checked(scripts.CLOSURE)
+    (estimate,) = found.estimates.values()
+    assert estimate.peak_phase == "step"
+    assert estimate.parts["parameters"] == estimate.parts["gradients"] == 4 * (1024 * 1024 + 1024) * 4
+
+
+def test_frozen_weights_are_weights_behind_gc_freeze(checked):
+    found = checked(scripts.FREEZES_GARBAGE)
+    (estimate,) = found.estimates.values()
+    layer = 4 * 128 * 128 + 3 * 128 * 352 + 2 * 128
+    assert estimate.parts["parameters"] == 4 * (2 * 4000 * 128 + 2 * layer + 128)
+
+
 def test_what_a_model_generates_is_as_long_as_it_may_be(checked):
     found = checked(scripts.GENERATED)
     assert found.estimates, found.why

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import time
+import weakref
 
 import torch
 from torch.nn.modules import module as torch_modules
@@ -49,6 +50,8 @@ class Session:
         self._watch_resizes()
         self._watch_compilation()
         self._watch_deepspeed()
+        self.frozen = []
+        self._watch_freezing()
         self.levers = None
         if asked.get("changes") is not None:
             self.levers = levers.Levers(asked["changes"])
@@ -122,6 +125,16 @@ class Session:
 
         torch.compile = compiled
 
+    def _watch_freezing(self):
+        """Note the modules that gc.freeze() takes away from the garbage collector: it lists them no more."""
+        freeze = gc.freeze
+
+        def noting():
+            self.frozen += [weakref.ref(module) for module in _modules()]
+            freeze()
+
+        gc.freeze = noting
+
     def _watch_deepspeed(self):
         imports.after("deepspeed.runtime.engine", lambda module: self.steps.of_deepspeed(module.DeepSpeedEngine))
 
@@ -151,7 +164,7 @@ class Session:
         """The names of all weights by their id; modules are named, too."""
         if self.steps.done in self.counted:
             return self.counted[self.steps.done]
-        found = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        found = [*_modules(), *(module for module in (reference() for reference in self.frozen) if module is not None)]
         inner = {id(child) for module in found for child in module.children()}
         names = {}
         for root in found:
@@ -309,6 +322,11 @@ class Session:
 def _of_card(phase, card, name):
     """A figure of a card in a phase; 0 where the card was not there yet."""
     return phase[card][name] if card < len(phase) else 0
+
+
+def _modules():
+    """All modules that the garbage collector knows."""
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
 
 
 def _uses_tf32():

@@ -33,13 +33,30 @@ class Steps:
             steps._built.add(optimizer)
 
         torch.optim.Optimizer.__init__ = built
-        register_optimizer_step_pre_hook(lambda optimizer, *_: self.before(optimizer))
+        register_optimizer_step_pre_hook(self._begin)
         register_optimizer_step_post_hook(self._after)
 
     @property
     def optimizers(self):
         """Those that have stepped, and those that were built and train."""
         return list(dict.fromkeys([*self._counts, *(one for one in self._built if _trains(one))]))
+
+    def _begin(self, optimizer, args, kwargs):
+        """Called before a step. A closure is a forward and a backward pass, behind which the step begins once more;
+        returns the step's arguments with one in its place."""
+        self.before(optimizer)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return None
+
+        def passes():
+            loss = closure()
+            self.before(optimizer)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], passes, *args[2:]), kwargs
+        return args, dict(kwargs, closure=passes)
 
     def _after(self, optimizer, *_):
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
