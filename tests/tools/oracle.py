@@ -330,17 +330,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="train and estimate rows again that were compared")
     asked = parser.parse_args(argv)
     listed = rows()
-    stored = kept()
     for row in sorted(listed, key=lambda row: (row.gpu, row.ranks)):  # those of one card share a process
         if (asked.short and not row.is_short) or asked.only not in row.name:
             continue
-        before = None if asked.again else stored.get(row.name)
+        before = None if asked.again else kept().get(row.name)  # another process may have kept some meanwhile
         if before is not None and not asked.estimates:
             continue
         compared = compare(row, before)
-        stored = {**kept(), row.name: compared}  # another process may have kept some
-        keep(stored)
+        keep({**kept(), row.name: compared})
         print(table([compared])[2], flush=True)
+    stored = kept()
     close()
     in_list = [stored[row.name] for row in listed if row.name in stored]
     print("\n".join(summary(in_list)))
