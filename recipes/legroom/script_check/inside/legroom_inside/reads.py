@@ -8,6 +8,7 @@ import torch
 
 from legroom_inside import arrays, imports, numbers, places
 from legroom_inside.plain import Plain
+from legroom_inside.recorder import PLAIN
 
 CONVERSIONS = ("__float__", "__int__", "__index__", "__bool__")
 ROUNDINGS = {"__ceil__": math.ceil, "__floor__": math.floor, "__trunc__": math.trunc}
@@ -77,9 +78,15 @@ class Reads:
         return function(tensor.item())
 
     def represented(self, tensor, **settings):
-        if self.is_unknown(tensor):
+        """The text of a tensor. One on the device is never read for it: torch's own text selects elements by values."""
+        if type(tensor) not in PLAIN or tensor.device.type not in ("cuda", "cpu"):
+            return self.real["__repr__"](tensor, **settings)
+        twin = self.known.twin(tensor)
+        if twin is tensor:
+            return self.real["__repr__"](tensor, **settings)
+        if twin is None:
             return f"tensor(not computed, size={tuple(tensor.shape)}, dtype={tensor.dtype})"
-        return self.real["__repr__"](tensor, **settings)
+        return f"{self.real['__repr__'](twin, **settings)[:-1]}, device='{tensor.device}')"
 
     def converted(self, name, tensor):
         """`float(tensor)` and its kin."""
