@@ -101,6 +101,23 @@ def test_an_error_is_said_also_where_the_script_shows_errors_itself(tmp_path, mo
     assert '"error": "ZeroDivisionError: division by zero"' in (tmp_path / "messages.jsonl").read_text()
 
 
+def test_the_error_is_that_of_the_run_that_came_further(monkeypatch):
+    """Where 'no' has led to an error, 'yes' is tried; if that leads nowhere, its end says nothing about the script."""
+    note = "train.py:7 decides by a number that nobody computed; the answer is taken to be"
+
+    def run(program, environment, variables, asked, on_message):
+        if asked.options["yes"]:
+            return process.Outcome(process.REFUSED, error="a loop cannot be followed", notes=[f"{note} yes."])
+        return process.Outcome(process.FAILED, error="FileNotFoundError: rows.json", notes=[f"{note} no."])
+
+    monkeypatch.setattr(process, "environment_for", lambda *_: None)
+    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(cuda_build, "cuda_major", lambda _: 13)
+    monkeypatch.setattr(device, "variables", lambda *_: {})
+    (found,) = check.followed(PROGRAM, {"card": check.gpu_of("t4_16gb")}, check.Settings())
+    assert "FileNotFoundError: rows.json" in found.why
+
+
 @pytest.mark.parametrize(("ranks", "rank"), [(None, 1), (0, 0), (2, 2), (2, -1)])
 def test_a_rank_that_is_not_there_is_refused(ranks, rank):
     with pytest.raises(Refusal, match="--gpus|--rank"):

@@ -153,28 +153,13 @@ def _one(
     cuda_major = cuda_build.cuda_major(environment)
     assert cuda_major is not None, "environment_for has seen to it"
 
-    def run(memory_bytes: int, yes: Sequence[str]) -> process.Outcome:
+    def run(has_more: bool, yes: Sequence[str]) -> process.Outcome:
+        memory_bytes = device.MORE_THAN_ANY_BYTES if has_more else gpu.memory_bytes
         variables = device.variables(gpu, cuda_major, cards, memory_bytes, os.environ)
         made = dataclasses.replace(asked, options={**options, "yes": list(yes)})
         return process.run(program, environment, variables, made, on_message)
 
-    yes: list[str] = []
-    outcome = run(gpu.memory_bytes, yes)
-    ran_out = outcome.found is None and outcome.ran_out
-    if ran_out:
-        outcome = run(device.MORE_THAN_ANY_BYTES, yes)
-    while outcome.found is None and outcome.status in (process.FAILED, process.ENDED) and len(yes) < MOST_YES:
-        line = last_decided(outcome, yes)
-        if line is None:
-            break
-        yes.append(line)  # no has led to an end: what would yes have led to?
-        other = run(device.MORE_THAN_ANY_BYTES if ran_out else gpu.memory_bytes, yes)
-        if other.found is None and other.ran_out and not ran_out:
-            ran_out = True
-            other = run(device.MORE_THAN_ANY_BYTES, yes)
-        if other.found is None and other.steps < outcome.steps:
-            break
-        outcome = other
+    outcome, ran_out = _answered_both_ways(run)
     made = Checked(program, outcome, gpus={name: gpu})
     if outcome.found is None:
         made.why = why_not(outcome, steps)
@@ -198,6 +183,33 @@ def _one(
     if settings.page:
         made.steps[name] = verdict.page(seen, gpu, ranks)
     return made
+
+
+def _answered_both_ways(run: Callable[[bool, Sequence[str]], process.Outcome]) -> tuple[process.Outcome, bool]:
+    """(the run that came furthest, whether the GPU's memory was not enough).
+
+    run: follows the script, on a device with more memory than any or with the GPU's, and with the lines that are
+    answered yes.
+    """
+    outcome = run(False, ())
+    ran_out = outcome.found is None and outcome.ran_out
+    if ran_out:
+        outcome = run(True, ())
+    latest, yes = outcome, list[str]()
+    while latest.found is None and latest.status in (process.FAILED, process.ENDED) and len(yes) < MOST_YES:
+        line = last_decided(latest, yes)
+        if line is None:
+            break
+        yes.append(line)  # no has led to an end: what would yes have led to?
+        latest = run(ran_out, yes)
+        if latest.found is None and latest.ran_out and not ran_out:
+            ran_out = True
+            latest = run(True, yes)
+        if latest.found is not None or latest.steps > outcome.steps:
+            outcome = latest
+        elif latest.steps < outcome.steps:
+            break
+    return outcome, ran_out
 
 
 def no_card_left(hidden_by: str, cards: int) -> str:
