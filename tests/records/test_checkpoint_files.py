@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 
 import pytest
@@ -26,7 +25,7 @@ def names(run) -> list[str]:
     return sorted(path.name for path in (run / checkpoint_files.FOLDER).iterdir())
 
 
-def test_what_was_written_is_found_whole(tmp_path):
+def test_written_checkpoint_is_whole(tmp_path):
     folder = write(tmp_path, 10)
     assert folder == tmp_path / "checkpoints/step-00000010" and checkpoint_files.found(tmp_path) == [folder]
     whole = checkpoint_files.verify(folder)
@@ -39,7 +38,7 @@ def test_what_was_written_is_found_whole(tmp_path):
     ]
 
 
-def test_the_newest_stay_and_those_of_another_way_go(tmp_path):
+def test_newest_checkpoints_are_kept(tmp_path):
     for step in (2, 4, 6, 8):
         write(tmp_path, step)
     assert names(tmp_path) == ["step-00000006", "step-00000008"]
@@ -50,21 +49,12 @@ def test_the_newest_stay_and_those_of_another_way_go(tmp_path):
     assert checkpoint_files.verify(tmp_path / "checkpoints/step-00000007").step == 7
 
 
-def test_steps_are_ordered_as_numbers(tmp_path):
-    for step in (99_999_999, 100_000_000):
-        (tmp_path / checkpoint_files.FOLDER / checkpoint_files.folder_name(step)).mkdir(parents=True)
-    assert [checkpoint_files.step_of(folder) for folder in checkpoint_files.found(tmp_path)] == [
-        100_000_000,
-        99_999_999,
-    ]
-
-
 FILES = ["manifest.json", "rank-0.json", "rank-0.optimizer.safetensors", "rank-0.weights.safetensors"]
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("harm", ["missing", "cut", "changed", "empty"])
-def test_every_harm_to_every_file_is_seen_and_the_file_named(tmp_path, file, harm):
+def test_damaged_file_is_named(tmp_path, file, harm):
     folder = write(tmp_path, 3)
     path = folder / file
     content = path.read_bytes()
@@ -83,21 +73,7 @@ def test_every_harm_to_every_file_is_seen_and_the_file_named(tmp_path, file, har
         checkpoint_files.verify(folder)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"step": 2}, {"ranks": 0}, {"ranks": 2}, {"files": {}}])
-@pytest.mark.parametrize("sealed", [True, False])
-def test_a_manifest_that_says_something_else_is_refused(tmp_path, change, sealed):
-    """Damaged, and also where another program has sealed it with a checksum that is right."""
-    folder = write(tmp_path, 3)
-    values = json.loads((folder / "manifest.json").read_text()) | change
-    if sealed:
-        del values["crc32"]
-        values["crc32"] = checkpoint_files.crc32_of_values(values)
-    (folder / "manifest.json").write_text(json.dumps(values))
-    with pytest.raises(BrokenCheckpoint, match="manifest.json"):
-        checkpoint_files.verify(folder)
-
-
-def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch):
+def test_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch):
     write(tmp_path, 2)
 
     def full(*_):
@@ -108,13 +84,3 @@ def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch):
         write(tmp_path, 4)
     assert names(tmp_path) == ["step-00000002"]
     checkpoint_files.verify(tmp_path / "checkpoints/step-00000002")
-
-
-def test_leftovers_of_a_killed_save_go(tmp_path):
-    folder = write(tmp_path, 2)
-    for left in (".step-00000003.unfinished", ".step-00000001.gone"):
-        folder.with_name(left).mkdir()
-        folder.with_name(left).joinpath("rank-0.json").write_text("{")
-    assert checkpoint_files.found(tmp_path) == [folder]
-    write(tmp_path, 4)
-    assert names(tmp_path) == ["step-00000002", "step-00000004"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from legroom.records import atomic_file, checkpoint_files, checkpoint_values
+from legroom.records import atomic_file, checkpoint_files
 from legroom.records.checkpoint_files import BrokenCheckpoint
 
 NAN, INFINITY, LARGEST = float("nan"), float("inf"), 2**53
@@ -18,75 +18,7 @@ NAN, INFINITY, LARGEST = float("nan"), float("inf"), 2**53
 # --- values ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "values, right",
-    [
-        ({}, True),
-        ({"data": "0123456789abcdef"}, True),
-        ({"data": "0" * 15}, False),
-        ({"data": "0" * 17}, False),
-        ({"data": "0123456789ABCDEF"}, False),
-        ({"a" * 20: "0" * 16}, True),
-        ({"a" * 21: "0" * 16}, False),
-        ({"": "0" * 16}, False),
-        ({"a_b": "0" * 16}, True),
-        ({"a1": "0" * 16}, False),
-        ({f"n{chr(97 + n)}": "0" * 16 for n in range(16)}, True),
-        ({f"n{chr(97 + n)}": "0" * 16 for n in range(17)}, False),
-        ({"data": 3}, False),
-        (None, False),
-    ],
-    ids=range(14),
-)
-def test_fingerprints_are_short_names_and_sixteen_digits(values, right):
-    assert checkpoint_values.are_fingerprints(values) is right
-
-
 LISTS = ("losses", "seconds", "samples", "tokens", "learning_rates", "gradient_norms", "unpadded", "evaluations")
-
-
-WHOLE: dict[str, Any] = {
-    "files": {"rank-0.weights.safetensors": 1},
-    "config": {},
-    "fingerprints": {},
-    "step_log": {name: [] for name in LISTS},
-}
-
-
-@pytest.mark.parametrize(
-    "rank, change, said",
-    [
-        (0, {}, None),
-        (0, {"files": {"rank-1.weights.safetensors": 1}}, "files"),
-        (0, {"files": {"rank-0.unknown.safetensors": 1}}, "files"),
-        (0, {"files": None}, "files"),
-        (1, {"files": {"rank-1.weights.safetensors": 1}}, None),
-        (1, {"files": {"rank-1.weights.safetensors": 1}, "config": None, "step_log": None}, None),
-        (0, {"boxes": {"a": {"shape": [1], "offset": []}}}, "boxes"),
-        (0, {"boxes": {"a": 1}}, "boxes"),
-        (0, {"random": None}, "random states"),
-        (0, {"config": None}, "config's keys"),
-        (0, {"optimizer": {"states": {}}}, "optimizer's values"),
-        (0, {"optimizer": {"groups": []}}, "optimizer's states"),
-        (0, {"optimizer": {"groups": [], "states": {}}}, None),
-        (0, {"scheduler": []}, "scheduler's values"),
-        (0, {"scaler": []}, "scaler's values"),
-        (0, {"scaler": {"scale": 1.0}}, None),
-        (0, {"scaler": {"scale": NAN}}, "numbers"),
-        (0, {"scheduler": {"a": LARGEST + 1}}, "numbers"),
-        (0, {"optimizer": {"groups": [{"lr": INFINITY}], "states": {}}}, "numbers"),
-        (0, {"fingerprints": []}, "fingerprints"),
-        (0, {"step_log": {}}, "steps"),
-    ],
-    ids=range(21),
-)
-def test_what_is_wrong_with_a_ranks_values_is_named(rank, change, said):
-    known = ["rank-0.weights.safetensors", "rank-1.weights.safetensors"]
-    if said is None:
-        return checkpoint_values.check(WHOLE | change, rank, 0, known)
-    with pytest.raises(ValueError) as refused:
-        checkpoint_values.check(WHOLE | change, rank, 0, known)
-    assert str(refused.value) == f"its {said} are not as a training saves them"
 
 
 # --- files -----------------------------------------------------------------------------------------
@@ -96,16 +28,6 @@ def write(run: Path, step: int, keep: int = 2, **how: Any) -> Path:
     log = {name: [1] * step for name in LISTS if name != "evaluations"} | {"evaluations": []}
     values = {"config": {}, "fingerprints": {}, "step_log": log}
     return checkpoint_files.write(run, step, values, {"weights": {"a": torch.arange(2.0)}}, keep, **how)
-
-
-def test_a_manifest_says_what_every_file_holds(tmp_path):
-    folder = write(tmp_path, 2)
-    values = json.loads((folder / "manifest.json").read_text())
-    assert (values["format"], values["step"], values["ranks"]) == (1, 2, 1)
-    for name, (size, checksum) in values["files"].items():
-        assert (folder / name).stat().st_size == size and checkpoint_files.crc32(folder / name) == checksum
-    assert list(values["files"]) == ["rank-0.weights.safetensors", "rank-0.json"]
-    assert values.pop("crc32") == checkpoint_files.crc32_of_values(values)
 
 
 def test_what_is_written_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -239,11 +161,6 @@ def test_what_is_wrong_with_a_manifest_is_said(change, said, tmp_path):
     with pytest.raises(BrokenCheckpoint) as broken:
         checkpoint_files.verify(folder)
     assert str(broken.value) == f"{path} {said}"
-
-
-def test_bounds_of_files_are_those_of_the_largest_runs():
-    assert (checkpoint_files.MOST_MANIFEST_BYTES, checkpoint_files.MOST_JSON_BYTES) == (67108864, 268435456)
-    assert (checkpoint_files.FORMAT, checkpoint_files.BLOCK_BYTES) == (1, 4194304)
 
 
 # --- one file --------------------------------------------------------------------------------------

@@ -78,11 +78,6 @@ def refused(folder, words: str) -> None:
     assert time.monotonic() - began < 1 and "\n" not in str(broken.value)
 
 
-def test_what_is_changed_for_a_test_can_be_sealed(folder):
-    sealed(folder, "rank-0.json", {"new": 1})
-    assert checkpoint_files.verify(folder).values["new"] == 1
-
-
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -102,7 +97,7 @@ def test_what_is_changed_for_a_test_can_be_sealed(folder):
     ],
     ids=str,
 )
-def test_a_manifest_of_no_checkpoint(folder, change, words):
+def test_hostile_manifest_is_refused(folder, change, words):
     sealed(folder, **change)
     refused(folder, words)
 
@@ -154,7 +149,7 @@ def test_a_manifest_of_no_checkpoint(folder, change, words):
         {"random": states() | {"cuda": "00"}},
     ],
 )
-def test_values_of_no_training(folder, change):
+def test_hostile_values_are_refused(folder, change):
     sealed(folder, "rank-0.json", change)
     refused(folder, "rank-0.json cannot be used")
 
@@ -171,12 +166,12 @@ def test_values_of_no_training(folder, change):
     ],
     ids=range(6),
 )
-def test_what_a_training_may_save_at_most_is_read(folder, change):
+def test_largest_values_are_read(folder, change):
     sealed(folder, "rank-0.json", change)
     assert checkpoint_files.verify(folder).values.keys() >= change.keys()
 
 
-def test_values_that_nest_deeper_than_they_are_looked_at(folder):
+def test_deeply_nested_values_are_refused(folder):
     values, deep = json.loads((folder / "rank-0.json").read_text()), 1
     for _ in range(5000):
         deep = {"a": deep}
@@ -187,7 +182,7 @@ def test_values_that_nest_deeper_than_they_are_looked_at(folder):
 
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a":' * 200_000, b"\xff", b"[]", b"1"], ids=range(5))
 @pytest.mark.parametrize("file", ["rank-0.json", "manifest.json"])
-def test_a_json_file_that_is_a_bomb(folder, file, content):
+def test_json_bomb_is_refused(folder, file, content):
     if file == "manifest.json":
         (folder / file).write_bytes(content)
     else:
@@ -217,12 +212,12 @@ def test_only_regular_files_of_the_folder_are_read(folder, tmp_path, file, kind)
     refused(folder, f"{file} cannot be read \\(it is a symbolic link\\)" if kind == "link" else file)
 
 
-def test_a_folder_with_a_step_of_thousands_of_digits_is_none(folder):
+def test_folder_with_too_many_digits_is_no_checkpoint(folder):
     folder.with_name("step-" + "9" * 200).mkdir()
     assert checkpoint_files.found(folder.parents[1]) == [folder]
 
 
-def test_the_configuration_is_read_from_a_file_that_the_manifest_knows(folder, tmp_path):
+def test_configuration_is_verified(folder, tmp_path):
     """Another run's rank-0.json in the newest checkpoint is no reason to refuse the older ones."""
     assert checkpoint_files.config_of(folder) == {"train": {"seed": 0}}
     values = json.loads((folder / "rank-0.json").read_text())
@@ -231,7 +226,7 @@ def test_the_configuration_is_read_from_a_file_that_the_manifest_knows(folder, t
         checkpoint_files.config_of(folder)
 
 
-def test_what_is_left_of_a_save_may_be_anything(folder):
+def test_links_and_pipes_are_removed_as_leftovers(folder):
     folder.with_name(".step-00000004.unfinished").symlink_to("/")
     os.mkfifo(folder.with_name(".step-00000001.gone"))
     checkpoint_files.write(folder.parents[1], 4, {"config": {}}, {}, 2)

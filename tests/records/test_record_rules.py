@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from made_up_records import job
 
-from legroom.records import messages, record, record_file, regular_file, run_folder, step_file
-from legroom.records.messages import PhaseStarted, Progress
+from legroom.records import messages, record, record_file, regular_file, run_folder
 from legroom.records.printable import printable
-from legroom.records.record import Estimate, Memory, Operations
+from legroom.records.record import Estimate, Operations
 
 # --- words -----------------------------------------------------------------------------------------
 
@@ -43,12 +42,6 @@ def test_the_seconds_of_a_group_are_those_of_its_phases():
     rows = [("a", 1), ("b", 2.5), ("a", 0.5), ("c", None), ("b", 0)]
     groups: list[dict] = [{"group": group, "seconds": seconds} for group, seconds in rows]
     assert Operations("cpu", [*groups, {"group": "d"}]).seconds() == {"a": 1.5, "b": 2.5}
-
-
-def test_a_ranks_memory_is_all_but_that_of_the_others():
-    found = Memory(1, 2, peak_phase="step", per_rank=[{}], all_ranks_bytes={"a": 1}, largest_bytes={"b": 2}).of_rank(3)
-    assert (found["rank"], found["parameters_bytes"], found["largest_bytes"]) == (3, 1, {"b": 2})
-    assert not {"per_rank", "all_ranks_bytes"} & found.keys()
 
 
 @pytest.mark.parametrize(
@@ -144,11 +137,6 @@ def test_a_configuration_without_what_commands_read_is_refused(section):
 # --- files -----------------------------------------------------------------------------------------
 
 
-def test_a_records_bounds_are_those_of_long_runs():
-    assert (record_file.USUAL_BYTES, record_file.MOST_BYTES) == (65536, 268435456)
-    assert (step_file.MOST_BYTES, step_file.MOST_TEXT_BYTES) == (8388608, 33554432)
-
-
 @pytest.mark.parametrize(
     "name, kind, said",
     [
@@ -182,10 +170,6 @@ def test_a_file_in_the_way_of_a_run_is_refused(tmp_path, name, kind, said):
     assert refused.value.filename == str(path)
 
 
-def test_each_rank_has_a_log_of_its_own():
-    assert [run_folder.log_name(rank) for rank in range(3)] == ["log.txt", "log-rank1.txt", "log-rank2.txt"]
-
-
 def test_a_link_is_followed_where_that_is_wanted(tmp_path):
     (tmp_path / "file").write_bytes(b"12")
     (tmp_path / "link").symlink_to("file")
@@ -217,13 +201,6 @@ def test_constants_that_json_lacks_are_read_where_python_wrote_them(text, consta
 
 
 # --- messages --------------------------------------------------------------------------------------
-
-
-def test_a_phase_without_steps_has_none_and_a_text_is_for_all():
-    sent: list = []
-    Progress(sent.append, job()).enter("load", "loading")
-    assert sent == [PhaseStarted("load", "loading", 0, 0)] == [PhaseStarted("load", "loading")]
-    assert messages.Shown("a text") == messages.Shown("a text", False)
 
 
 def test_a_failure_of_a_rank_survives_its_way_to_other_machines():

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from legroom.records import checkpoint_values, regular_file, run_folder
 
@@ -61,7 +61,7 @@ def folder_name(step: int) -> str:
 def found(run: Path) -> list[Path]:
     """The checkpoints in a run's folder, the newest first."""
     folders = [path for path in Path(run, FOLDER).glob("step-*") if NAME.fullmatch(path.name)]
-    return sorted(folders, key=lambda path: step_of(path), reverse=True)
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def step_of(folder: Path) -> int:
@@ -88,9 +88,8 @@ def verify(folder: Path) -> Checkpoint:
     manifest = _manifest(folder)
     for file, (size, checksum) in manifest["files"].items():
         _verify_file(folder / file, size, checksum)
-    return Checkpoint(
-        folder, manifest["step"], [_rank_values(folder, rank, manifest) for rank in range(manifest["ranks"])]
-    )
+    ranks = [_rank_values(folder, rank, manifest) for rank in range(manifest["ranks"])]
+    return Checkpoint(folder, manifest["step"], ranks)
 
 
 def rank_file(rank: int) -> str:
@@ -106,18 +105,25 @@ def _manifest(folder: Path) -> dict:
         raise BrokenCheckpoint(f"{path} is damaged")
     if manifest.get("format") != FORMAT:
         raise BrokenCheckpoint(f"{path} is of another format ({manifest.get('format')!r:.20}, not {FORMAT})")
-    step, ranks, files = (manifest.get(name) for name in ("step", "ranks", "files"))
-    if not (_is_size(step) and isinstance(ranks, int) and _is_size(ranks) and isinstance(files, dict)):
+    step, ranks, files = manifest.get("step"), manifest.get("ranks"), manifest.get("files")
+    if not _is_size(step) or not _is_size(ranks) or not isinstance(files, dict):
         raise BrokenCheckpoint(f"{path} is not a manifest")
-    entries = (isinstance(entry, list) and len(entry) == 2 and all(map(_is_size, entry)) for entry in files.values())
-    if not all(map(FILE_NAME.fullmatch, files)) or not all(entries):
-        raise BrokenCheckpoint(f"{path} names files that no checkpoint has")
-    if step != step_of(folder) or not 1 <= ranks <= len(files) or any(rank_file(r) not in files for r in range(ranks)):
+    for name, entry in files.items():
+        if not FILE_NAME.fullmatch(name) or not _is_file_entry(entry):
+            raise BrokenCheckpoint(f"{path} names files that no checkpoint has")
+    if step != step_of(folder) or not 1 <= ranks <= len(files):
+        raise BrokenCheckpoint(f"{path} does not fit its folder")
+    if any(rank_file(rank) not in files for rank in range(ranks)):
         raise BrokenCheckpoint(f"{path} does not fit its folder")
     return manifest
 
 
-def _is_size(value: Any) -> bool:
+def _is_file_entry(entry: Any) -> bool:
+    """Whether an entry is (size, checksum)."""
+    return isinstance(entry, list) and len(entry) == 2 and _is_size(entry[0]) and _is_size(entry[1])
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
     return type(value) is int and value >= 0
 
 
@@ -125,9 +131,9 @@ def _verify_file(path: Path, size: int, checksum: int) -> None:
     """Compare a file with the manifest. Raises BrokenCheckpoint, also for anything that is not a regular file."""
     try:
         with open(regular_file.open_regular(path, follow_links=False), "rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise BrokenCheckpoint(f"{path} has {found} bytes instead of {size}")
+            file_bytes = os.fstat(file.fileno()).st_size
+            if file_bytes != size:
+                raise BrokenCheckpoint(f"{path} has {file_bytes} bytes instead of {size}")
             if _crc32_of_file(file) != checksum:
                 raise BrokenCheckpoint(f"{path} has changed since it was written")
     except OSError as error:
@@ -234,8 +240,10 @@ def _finish(unfinished: Path, target: Path, step: int, ranks: int) -> None:
     files = {}
     for rank in range(ranks):
         path = unfinished / rank_file(rank)
-        files |= json.loads(path.read_text())["files"] | {path.name: [path.stat().st_size, crc32(path)]}
-    manifest, values = unfinished / MANIFEST, {"format": FORMAT, "step": step, "ranks": ranks, "files": files}
+        files |= json.loads(path.read_text())["files"]
+        files[path.name] = [path.stat().st_size, crc32(path)]
+    values = {"format": FORMAT, "step": step, "ranks": ranks, "files": files}
+    manifest = unfinished / MANIFEST
     manifest.write_text(json.dumps(values | {"crc32": crc32_of_values(values)}, indent=1))
     _flush(manifest)
     _flush(unfinished)
@@ -275,9 +283,10 @@ def _discard(folder: Path) -> None:
 
 def tidy(run: Path) -> None:
     """Remove what a save or a removal that was killed has left in a run's folder."""
-    folder = Path(run, FOLDER)
-    names = [(folder, ".step-*.unfinished"), (folder, ".step-*.gone"), (run, UNFINISHED_MODEL), (run, ".model*.gone")]
-    for path in [path for parent, name in names for path in parent.glob(name)]:
+    checkpoints = Path(run, FOLDER)
+    left = [*checkpoints.glob(".step-*.unfinished"), *checkpoints.glob(".step-*.gone")]
+    left += [*run.glob(UNFINISHED_MODEL), *run.glob(".model*.gone")]
+    for path in left:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -54,11 +54,12 @@ def _checks(values: dict[str, Any], rank: int, step: int, known: set[str]) -> It
 
 def _is_box(box: dict[str, Any]) -> bool:
     """Where a shard is in the whole tensor: sizes, of as many dimensions."""
-    shape, offset = (box.get(name) for name in ("shape", "offset"))
+    shape, offset = box.get("shape"), box.get("offset")
     if not isinstance(shape, list) or not isinstance(offset, list):
         return False
-    sizes = all(type(value) is int and 0 <= value <= LARGEST for value in [*shape, *offset])
-    return sizes and len(shape) == len(offset) <= MOST_DIMENSIONS
+    if len(shape) != len(offset) or len(shape) > MOST_DIMENSIONS:
+        return False
+    return all(type(value) is int and 0 <= value <= LARGEST for value in [*shape, *offset])
 
 
 def _are_random_states(states: Any) -> bool:
@@ -70,52 +71,67 @@ def _are_random_states(states: Any) -> bool:
             "torch": str(state),
             "cuda": [*others],
         }:
-            whole = [*integers, *keys, position, has_gauss]
-            return (
-                (len(integers), len(keys)) == (PYTHON_INTEGERS, NUMPY_INTEGERS)
-                and all(type(value) is int and 0 <= value < 2**32 for value in whole)
-                and integers[-1] < PYTHON_INTEGERS
-                and position <= NUMPY_INTEGERS
-                and has_type(others, list[str])
-                and all(re.fullmatch("([0-9a-f]{2})+", text[: MOST_HEX + 1]) for text in (state, *others))
-            )
+            if len(integers) != PYTHON_INTEGERS or len(keys) != NUMPY_INTEGERS:
+                return False
+            if not all(type(value) is int and 0 <= value < 2**32 for value in [*integers, *keys, position, has_gauss]):
+                return False
+            if integers[-1] >= PYTHON_INTEGERS or position > NUMPY_INTEGERS:
+                return False
+            return has_type(others, list[str]) and all(map(_is_hex, [state, *others]))
     return False
 
 
-def _number(value: Any) -> bool:
+def _is_hex(text: str) -> bool:
+    """Whether a text is of bytes in hexadecimal digits, and no longer than any state is."""
+    return re.fullmatch("([0-9a-f]{2})+", text[: MOST_HEX + 1]) is not None
+
+
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 def _is_bounded(value: Any) -> bool:
     """Whether all numbers in it, at any depth, are finite and not beyond LARGEST."""
-    if isinstance(value, dict | list):
-        return all(map(_is_bounded, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, bool | str | None) or _number(value)
+    if isinstance(value, dict):
+        return all(map(_is_bounded, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_bounded, value))
+    return isinstance(value, bool | str | None) or _is_number(value)
 
 
 def are_fingerprints(values: Any) -> bool:
     """Short names, and digits of hashes. Other versions may have other names."""
-    form = re.compile(f"[0-9a-f]{{{FINGERPRINT_DIGITS}}}")
     if not has_type(values, dict[str, str]) or len(values) > MOST_FINGERPRINTS:
         return False
-    return all(re.fullmatch("[a-z_]{1,20}", name) and form.fullmatch(digits) for name, digits in values.items())
+    for name, digits in values.items():
+        if not re.fullmatch("[a-z_]{1,20}", name) or not re.fullmatch(f"[0-9a-f]{{{FINGERPRINT_DIGITS}}}", digits):
+            return False
+    return True
 
 
 def _is_step_log(log: Any, step: int) -> bool:
     """Whether `StepLog.state` may have returned it: lists with an entry for each step, and the evaluations between."""
-    if not has_type(log, dict[str, list]) or not {"losses", *NUMBERS, *OTHERS, "evaluations"} <= log.keys():
+    if not has_type(log, dict[str, list]):
         return False
-    lists = {name: log[name] for name in ("losses", *NUMBERS, *OTHERS)}
-    if any(len(each) != step or not all(_fits(name, entry) for entry in each) for name, each in lists.items()):
+    for name in ("losses", *NUMBERS, *OTHERS):
+        entries = log.get(name)
+        if entries is None or len(entries) != step or not all(_fits(name, entry) for entry in entries):
+            return False
+    rows = log.get("evaluations")
+    if rows is None or len(rows) > step:
         return False
-    rows = log["evaluations"]
-    if len(rows) > step or not all(isinstance(row, dict) and type(row.get("step")) is int for row in rows):
-        return False
-    return all(_fits("evaluations", value) for row in rows for value in row.values())
+    for row in rows:
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            return False
+        if not all(_fits("evaluations", value) for value in row.values()):
+            return False
+    return True
 
 
 def _fits(name: str, value: Any) -> bool:
     """Whether a list of that name takes a value: the norm of the gradients may be infinite, or not be known."""
-    may_be_none, may_be_infinite = name not in ("losses", *NUMBERS), name not in NUMBERS
-    unbounded = may_be_infinite and isinstance(value, float) and not math.isfinite(value)
-    return _number(value) or unbounded or (value is None and may_be_none)
+    if value is None:
+        return name not in ("losses", *NUMBERS)
+    if isinstance(value, float) and not math.isfinite(value):
+        return name not in NUMBERS
+    return _is_number(value)

@@ -46,8 +46,11 @@ def collect_environment(cfg: Config) -> dict[str, Any]:
 
 def of_device(device: str, name: str, memory_bytes: int) -> dict[str, Any]:
     """The same for a device that is known."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        versions[package] = host.version(package)
     return {
-        "versions": {"python": platform.python_version(), **{package: host.version(package) for package in PACKAGES}},
+        "versions": versions,
         "device": device,
         "device_name": name,
         "device_memory_bytes": memory_bytes,
@@ -66,14 +69,18 @@ def git_revision() -> str | None:
     As it was when the process first asked, which is nearer to the code that it has imported.
     """
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(paths.CHECKOUT), *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
     if paths.CHECKOUT is None:  # a repository around site-packages is somebody else's
         return None
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        revision = _git("rev-parse", "--short=12", "HEAD")
+        if _git("status", "--porcelain", "-uno"):
+            revision += "+changes"
     except (OSError, subprocess.SubprocessError):
         return None
+    return revision
+
+
+def _git(*arguments: str) -> str:
+    """What git prints of the checkout. Raises OSError or subprocess.SubprocessError."""
+    command = ["git", "-C", str(paths.CHECKOUT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

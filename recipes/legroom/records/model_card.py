@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from legroom import invocation, paths
 from legroom.config import kind_of
@@ -21,12 +21,13 @@ DATA = {
     "mrpc": "GLUE's MRPC",
     "wikitext": "WikiText-2",
 }
-CLASSIFIER = """from peft import PeftModel
+# Lines of Python that use a model. FOLDER, BASE, CLASS and GIVEN are replaced.
+ADAPTER_OF_CLASSIFIER = """from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
 base = AutoModelForSequenceClassification.from_pretrained("BASE", config=AutoConfig.from_pretrained("FOLDER"))
 model = PeftModel.from_pretrained(base, "FOLDER")  # has the layer that is said to be missing
-print(pipeline("text-classification", model=model, tokenizer="FOLDER")("a text"))"""  # of an adapter
+print(pipeline("text-classification", model=model, tokenizer="FOLDER")("a text"))"""
 IDS = """import torch
 from transformers import CLASS
 
@@ -35,39 +36,96 @@ QUESTION = """from transformers import AutoTokenizer, CLASS
 
 inputs = AutoTokenizer.from_pretrained("FOLDER")("a question", "the text", return_tensors="pt")
 print(CLASS.from_pretrained("FOLDER")(**inputs))"""
-WRITES = ("text-generation", "language modelling")
-KINDS = {  # the end of a class's name -> the pipeline of transformers, the task
-    "ForSequenceClassification": ("text-classification", "classification of texts"),
-    "ForQuestionAnswering": ("question-answering", "question answering"),
-    "ForMaskedLM": ("fill-mask", "masked language modelling"),
-}
-WRITER = """from transformers import IMPORTS
+WRITER = """from transformers import pipeline
 
 use = pipeline("text-generation", model="FOLDER", tokenizer="FOLDER")
-print(use(GIVEN, max_new_tokens=50, do_sample=FalseENDS)[0]["generated_text"])"""
+print(use(GIVEN, max_new_tokens=50, do_sample=False)[0]["generated_text"])"""
+# With the base of an adapter, transformers and peft take from the base alone where an answer ends.
+WRITER_WITH_ENDS = """from transformers import GenerationConfig, pipeline
+
+use = pipeline("text-generation", model="FOLDER", tokenizer="FOLDER")
+print(use(GIVEN, max_new_tokens=50, do_sample=False, generation_config=GenerationConfig.from_pretrained("FOLDER"))[0]["generated_text"])"""  # noqa: E501
 TALK = '[{"role": "user", "content": "a question"}]'
-# Of an adapter: with the base, transformers and peft take what generates from the base alone.
-ENDS = ', generation_config=GenerationConfig.from_pretrained("FOLDER")'
 FILES = ("data.path", "data.eval_path")
 # Sections that say nothing about the model.
 NOT_SHOWN = {"tracker", "launch", "save", "measure", "resume", "resume_allow", "objective", "hydra"}
 
 
+class Kind(NamedTuple):
+    """What a model is for: the pipeline of transformers, and the task in words."""
+
+    pipeline: str
+    task: str
+
+
+WRITES = Kind("text-generation", "language modelling")
+KINDS = {  # by the end of a class's name
+    "ForSequenceClassification": Kind("text-classification", "classification of texts"),
+    "ForQuestionAnswering": Kind("question-answering", "question answering"),
+    "ForMaskedLM": Kind("fill-mask", "masked language modelling"),
+}
+
+
+# --- what to type --------------------------------------------------------------------------------------
+
+
 def usage(outcome: Record, run: str, chat: str) -> str | None:
     """What to type to use a saved model; None for an adapter whose base was not saved, or that no pipeline takes.
-    run: the run's folder. chat: how the command is called."""
-    config, kind, called = outcome.config, _kind(outcome), _called(outcome)
-    if _adapter(config) and (called or not config["model"].get("pretrained")):
+
+    run: the run's folder. chat: how the command is called.
+    """
+    kind = _kind(outcome)
+    adapter = _adapter(outcome.config)
+    has_no_pipeline = _lines_without_pipeline(outcome) is not None
+    if adapter and (has_no_pipeline or not outcome.config["model"].get("pretrained")):
         return None
-    if kind == WRITES and not called:
+    if kind == WRITES and not has_no_pipeline:
         return f"{chat} {shlex.quote(run)}"
-    folder = str(Path(run, "model"))
-    if _adapter(config) or called:
+    folder = str(Path(run, run_folder.MODEL_FOLDER))
+    if adapter or has_no_pipeline:
         return f"as {Path(folder, FILE_NAME)} shows"
-    given = '"a text with " + use.tokenizer.mask_token' if kind[0] == "fill-mask" else '"a text"'
-    quoted = json.dumps(folder, ensure_ascii=False)
-    use = f'from transformers import pipeline; use = pipeline("{kind[0]}", model={quoted})'
-    return f"python -c {shlex.quote(f'{use}; print(use({given}))')}"
+    given = '"a text"'
+    if kind.pipeline == "fill-mask":
+        given = '"a text with " + use.tokenizer.mask_token'
+    model = json.dumps(folder, ensure_ascii=False)
+    code = f'from transformers import pipeline; use = pipeline("{kind.pipeline}", model={model}); print(use({given}))'
+    return f"python -c {shlex.quote(code)}"
+
+
+def _python_lines(outcome: Record, base: str, says_ends: bool) -> str | None:
+    """How the card says that the model is used: commands or lines of Python. None where it cannot be."""
+    kind = _kind(outcome)
+    adapter = _adapter(outcome.config)
+    typed = usage(outcome, "RUN", invocation.command("chat", anywhere=True))
+    if typed is None:
+        return None
+    lines = _lines_without_pipeline(outcome)
+    if lines is not None:
+        return lines.replace("CLASS", outcome.model.architecture if outcome.model else "AutoModel")
+    if kind == WRITES:
+        lines = WRITER_WITH_ENDS if adapter and says_ends else WRITER
+        lines = lines.replace("GIVEN", TALK if _is_of_talks(outcome.config) else '"a text"')
+        return f"{typed.replace('RUN', 'FOLDER')}\n```\n\nOr with transformers:\n\n```\n{lines}"
+    if adapter:
+        if _is_id(str(outcome.config["model"].get("pretrained"))):
+            return ADAPTER_OF_CLASSIFIER.replace("BASE", base)
+        return ADAPTER_OF_CLASSIFIER
+    return typed.replace("RUN/model", "FOLDER").replace("RUN", "FOLDER")  # a merged model is in no run
+
+
+def _lines_without_pipeline(outcome: Record) -> str | None:
+    """The lines that call a model for which there is no pipeline; None for one that has a pipeline.
+
+    That is a model of random ids, or one that finds answers (transformers 5 has no pipeline for it any more).
+    """
+    if kind_of(outcome.config, "data") == "dummy":
+        return IDS
+    if _kind(outcome).pipeline == "question-answering":
+        return QUESTION
+    return None
+
+
+# --- the card ------------------------------------------------------------------------------------------
 
 
 def write(outcome: Record, folder: Path, rows: int | None) -> None:
@@ -82,103 +140,141 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
 
     says_ends: generation_config.json, which an adapter has of conversations alone, says at which tokens answers end.
     """
-    config, kind, adapter = outcome.config, _kind(outcome), _adapter(outcome.config)
-    data, pretrained = config["data"], config["model"].get("pretrained")
-    base = _public(pretrained) if pretrained else f"{config['model']['name']}, from random weights"
-    of_data = kind_of(config, "data")
-    talks = "chat" in (of_data, data.get("task"))
-    about = DATA.get(str(of_data)) or f"the data set {_public(data['path'])}"
-    versions = outcome.environment["versions"] | {"legroom": VERSION, "peft": host.version("peft")}
-    typed = [shown for each in outcome.overrides if (shown := _shown(each, of_data == "hub"))]
-    typed = [f"{each.partition('=')[0]}=..." for each in outcome.environment.get("menus", [])] + typed
-    use = usage(outcome, "RUN", invocation.command("chat", anywhere=True))
-    use = use and use.replace("RUN/model", "FOLDER").replace("RUN", "FOLDER")  # a merged model is in no run
-    if use and (called := _called(outcome)):
-        use = called.replace("CLASS", outcome.model.architecture if outcome.model else "AutoModel")
-    elif use and adapter and kind != WRITES:
-        use = CLASSIFIER.replace("BASE", base) if _is_id(str(pretrained)) else CLASSIFIER
-    elif use and kind == WRITES:
-        own_ends = bool(adapter) and says_ends
-        lines_of_python = (
-            WRITER.replace("IMPORTS", "GenerationConfig, pipeline" if own_ends else "pipeline")
-            .replace("GIVEN", TALK if talks else '"a text"')
-            .replace("ENDS", ENDS if own_ends else "")
-        )
-        use = f"{use}\n```\n\nOr with transformers:\n\n```\n{lines_of_python}"
-    bits = config.get("adapter", {}).get("bits")
-    what = f"an adapter ({adapter}{f', of the base in {bits} bits' if bits else ''})" if adapter else "the whole model"
-    if not adapter and kind_of(config, "adapter") not in (None, "none"):
-        what += f": the base with an adapter ({config['adapter']['name']}) added" + ", dequantised" * bool(bits)
-    front = {
-        "library_name": "peft" if adapter else "transformers",
-        "base_model": pretrained if pretrained and _is_id(pretrained) else None,
-        "pipeline_tag": kind[0],
-        "tags": "[legroom]",
-    }
-    facts = {
-        "Base": base,
-        "What is here": what,
-        "Data": about if rows is None else f"{about}; {rows:,} rows to train on",
-        "Task": data["task"] if data.get("task") in ("regression", "multi_label") else kind[1],
-        "The loss is on": data.get("train_on") if talks else None,
-        "Training": f"{outcome.training.steps:,} steps, {outcome.training.samples:,} samples, "
-        f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
-        "Loss of the last step": outcome.training.final_loss,
-        "Evaluation loss": outcome.evaluation
-        and f"{outcome.evaluation.loss}, {outcome.evaluation.samples:,} {evaluated_in(config)}",
-        "Evaluation": outcome.evaluation and quality(outcome.evaluation),
-        "Made with": ", ".join(f"{package} {version}" for package, version in versions.items() if version),
-    }
-    lines = ["---", *(f"{key}: {value}" for key, value in front.items() if value), "---", ""]
-    lines += [f"# {base}, trained on {about}", ""]
-    lines += [f"- {key}: {value}" for key, value in facts.items() if value is not None]
-    lines += ["", "Command:", "", "```", " ".join([invocation.command(anywhere=True), *typed]), "```", ""]
-    folders = "FOLDER is the folder of this file" + ", BASE that of the base model" * ('"BASE"' in (use or ""))
-    lines += [f"Use it ({folders}):", "", "```", use, "```", ""] if use else []
+    pretrained = outcome.config["model"].get("pretrained")
+    base = f"{outcome.config['model']['name']}, from random weights"
+    if pretrained:
+        base = _public(pretrained)
+    data = _data(outcome.config)
+    lines = ["---", f"library_name: {'peft' if _adapter(outcome.config) else 'transformers'}"]
+    if pretrained and _is_id(pretrained):
+        lines.append(f"base_model: {pretrained}")
+    lines += [f"pipeline_tag: {_kind(outcome).pipeline}", "tags: [legroom]", "---", ""]
+    lines += [f"# {base}, trained on {data}", ""]
+    lines += [f"- {name}: {value}" for name, value in _facts(outcome, base, data, rows).items()]
+    lines += ["", "Command:", "", "```", _command(outcome), "```", ""]
+    python_lines = _python_lines(outcome, base, says_ends)
+    if python_lines is not None:
+        folders = "FOLDER is the folder of this file"
+        if '"BASE"' in python_lines:
+            folders += ", BASE that of the base model"
+        lines += [f"Use it ({folders}):", "", "```", python_lines, "```", ""]
     return "\n".join(lines)
 
 
-def _adapter(config: dict[str, Any]) -> str | None:
-    """The adapter that was saved beside its base, if one was."""
-    if kind_of(config, "adapter") in (None, "none") or config["save"].get("merge"):
-        return None
-    return config["adapter"]["name"]
+def _facts(outcome: Record, base: str, data: str, rows: int | None) -> dict[str, Any]:
+    """What the card says of the model and its training, by name."""
+    config, training, evaluation = outcome.config, outcome.training, outcome.evaluation
+    facts: dict[str, Any] = {"Base": base, "What is here": _content(config), "Data": data}
+    if rows is not None:
+        facts["Data"] = f"{data}; {rows:,} rows to train on"
+    task = config["data"].get("task")
+    facts["Task"] = task if task in ("regression", "multi_label") else _kind(outcome).task
+    train_on = config["data"].get("train_on")
+    if _is_of_talks(config) and train_on is not None:
+        facts["The loss is on"] = train_on
+    facts["Training"] = (
+        f"{training.steps:,} steps, {training.samples:,} samples, {config['precision']['name']}, "
+        f"{config['optim']['name']}, learning rate {config['train']['learning_rate']:g}"
+    )
+    if training.final_loss is not None:
+        facts["Loss of the last step"] = training.final_loss
+    if evaluation is not None:
+        facts["Evaluation loss"] = f"{evaluation.loss}, {evaluation.samples:,} {evaluated_in(config)}"
+        facts["Evaluation"] = quality(evaluation)
+    versions = outcome.environment["versions"] | {"legroom": VERSION, "peft": host.version("peft")}
+    facts["Made with"] = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+    return facts
 
 
-def _kind(outcome: Record) -> tuple[str, str]:
-    """The pipeline of transformers that a model is for, and its task in words."""
-    architecture = outcome.model.architecture if outcome.model is not None else ""
-    return next((kind for ending, kind in KINDS.items() if architecture.endswith(ending)), WRITES)
+def _content(config: dict[str, Any]) -> str:
+    """What the folder holds: an adapter, or a whole model."""
+    adapter = _adapter(config)
+    bits = config.get("adapter", {}).get("bits")
+    if adapter and bits:
+        return f"an adapter ({adapter}, of the base in {bits} bits)"
+    if adapter:
+        return f"an adapter ({adapter})"
+    content = "the whole model"
+    if _had_adapter(config):
+        content += f": the base with an adapter ({config['adapter']['name']}) added"
+        if bits:
+            content += ", dequantised"
+    return content
 
 
-def _called(outcome: Record) -> str | None:
-    """The lines that call a model for which there is no pipeline: one of random ids, or one that finds answers
-    (transformers 5 has none any more)."""
-    if kind_of(outcome.config, "data") == "dummy":
-        return IDS
-    return QUESTION if _kind(outcome)[0] == "question-answering" else None
+def _data(config: dict[str, Any]) -> str:
+    """What was trained on, without a path of this machine."""
+    known = DATA.get(str(kind_of(config, "data")))
+    if known is not None:
+        return known
+    return f"the data set {_public(config['data']['path'])}"
 
 
-def _is_id(name: str) -> bool:
-    """Whether a name can be an id of the hub, and is no folder or file here."""
-    return not (name.startswith(("/", ".", "~")) or name.count("/") > 1 or Path(name).exists())
-
-
-def _public(name: str) -> str:
-    """An id of the hub as it was typed; of a folder or a file its last part, of a run's model the run's name too."""
-    path = paths.expanded(name).absolute()
-    of_a_run = path.name == run_folder.MODEL_FOLDER and (path.parent / record_file.FILE_NAME).is_file()
-    return name if _is_id(name) else f".../{path.parent.name}/{path.name}" if of_a_run else path.name
+def _command(outcome: Record) -> str:
+    """The command of the training, without what only this machine has."""
+    words = [invocation.command(anywhere=True)]
+    for option in outcome.environment.get("menus", []):
+        words.append(f"{option.partition('=')[0]}=...")
+    from_hub = kind_of(outcome.config, "data") == "hub"
+    for override in outcome.overrides:
+        shown = _shown(override, from_hub)
+        if shown is not None:
+            words.append(shown)
+    return " ".join(words)
 
 
 def _shown(override: str, from_hub: bool) -> str | None:
     """A typed setting for the card, without what only this machine has; None for one that says nothing of the model.
 
-    from_hub: the data may be the hub's."""
+    from_hub: the data may be the hub's.
+    """
     key, _, value = override.partition("=")
     if key.lstrip("+~").partition(".")[0] in NOT_SHOWN:
         return None
     bare = value.strip("'\"")
     if key in FILES and not (from_hub and _is_id(bare)):
         return f"{key}=..."
-    return shlex.quote(override if _is_id(bare) else f"{key}={_public(bare)}")
+    if _is_id(bare):
+        return shlex.quote(override)
+    return shlex.quote(f"{key}={_public(bare)}")
+
+
+# --- what a record says --------------------------------------------------------------------------------
+
+
+def _had_adapter(config: dict[str, Any]) -> bool:
+    return kind_of(config, "adapter") not in (None, "none")
+
+
+def _adapter(config: dict[str, Any]) -> str | None:
+    """The adapter that was saved beside its base, if one was."""
+    if not _had_adapter(config) or config["save"].get("merge"):
+        return None
+    return config["adapter"]["name"]
+
+
+def _is_of_talks(config: dict[str, Any]) -> bool:
+    return "chat" in (kind_of(config, "data"), config["data"].get("task"))
+
+
+def _kind(outcome: Record) -> Kind:
+    if outcome.model is not None:
+        for ending, kind in KINDS.items():
+            if outcome.model.architecture.endswith(ending):
+                return kind
+    return WRITES
+
+
+def _is_id(name: str) -> bool:
+    """Whether a name can be an id of the hub, and is no folder or file here."""
+    return not name.startswith(("/", ".", "~")) and name.count("/") <= 1 and not Path(name).exists()
+
+
+def _public(name: str) -> str:
+    """An id of the hub as it was typed; of a folder or a file its last part, of a run's model the run's name too."""
+    if _is_id(name):
+        return name
+    path = paths.expanded(name).absolute()
+    if path.name == run_folder.MODEL_FOLDER and (path.parent / record_file.FILE_NAME).is_file():
+        return f".../{path.parent.name}/{path.name}"
+    return path.name

@@ -13,9 +13,9 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(
-        character
-        if character in keep or unicodedata.category(character) not in UNPRINTABLE
-        else character.encode("unicode_escape", "backslashreplace").decode()
-        for character in text
-    )
+    shown = []
+    for character in text:
+        if character not in keep and unicodedata.category(character) in UNPRINTABLE:
+            character = character.encode("unicode_escape", "backslashreplace").decode()
+        shown.append(character)
+    return "".join(shown)

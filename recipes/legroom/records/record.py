@@ -127,8 +127,9 @@ class Memory:
 
     def of_rank(self, rank: int) -> dict:
         """An entry of per_rank: these figures, as those of a rank."""
-        own = {key: value for key, value in asdict(self).items() if key not in ("per_rank", "all_ranks_bytes")}
-        return {"rank": rank} | own
+        figures = asdict(self)
+        del figures["per_rank"], figures["all_ranks_bytes"]
+        return {"rank": rank} | figures
 
 
 @dataclass
@@ -163,7 +164,9 @@ class Estimate:
 
 def verdict_of(estimate: Estimate) -> str:
     """FITS, TIGHT or DOES_NOT_FIT; records of earlier versions only say whether it fits."""
-    return printable(estimate.verdict or (FITS if estimate.fits else DOES_NOT_FIT))
+    if estimate.verdict:
+        return printable(estimate.verdict)
+    return FITS if estimate.fits else DOES_NOT_FIT
 
 
 LARGEST_EXPONENT = 700  # math.exp overflows above 709: such a perplexity is infinite
@@ -173,13 +176,22 @@ SHARES = {"accuracy": "accuracy", "f1": "F1", "exact_match": "exact match"}
 
 def quality(evaluation: Evaluation) -> str:
     """The scores of an evaluation in words."""
-    found = [f"{name} {value:.1%}" for key, name in SHARES.items() if (value := getattr(evaluation, key)) is not None]
-    if evaluation.accuracy is not None and evaluation.most_frequent_share is not None:
-        found[0] += f" (the most frequent label alone: {evaluation.most_frequent_share:.1%})"
-    found += [] if evaluation.pearson is None else [f"correlation {evaluation.pearson:.4f}"]
-    if evaluation.perplexity is None:  # of random spans, of one number or the same ones, or of a loss that is no number
-        return ", ".join(found) or "no score"
-    return ", ".join(found) or f"perplexity {evaluation.perplexity:.2f}"
+    scores = []
+    for key, name in SHARES.items():
+        share = getattr(evaluation, key)
+        if share is None:
+            continue
+        text = f"{name} {share:.1%}"
+        if key == "accuracy" and evaluation.most_frequent_share is not None:
+            text += f" (the most frequent label alone: {evaluation.most_frequent_share:.1%})"
+        scores.append(text)
+    if evaluation.pearson is not None:
+        scores.append(f"correlation {evaluation.pearson:.4f}")
+    if scores:
+        return ", ".join(scores)
+    if evaluation.perplexity is not None:
+        return f"perplexity {evaluation.perplexity:.2f}"
+    return "no score"  # of random spans, of one number or the same ones, or of a loss that is no number
 
 
 def evaluated_in(config: dict) -> str:
@@ -239,8 +251,9 @@ def shown_status(outcome: Record) -> str:
     """The status as people read it: an estimate has not run out of memory, it does not fit, or is tight."""
     if outcome.recipe == "estimate" and outcome.status == "oom":
         return DOES_NOT_FIT
-    tight = outcome.status == "ok" and outcome.estimate is not None and verdict_of(outcome.estimate) == TIGHT
-    return TIGHT if tight else outcome.status
+    if outcome.status == "ok" and outcome.estimate is not None and verdict_of(outcome.estimate) == TIGHT:
+        return TIGHT
+    return outcome.status
 
 
 def config_key(config: dict, versions: dict) -> str:
@@ -249,15 +262,14 @@ def config_key(config: dict, versions: dict) -> str:
     config: resolved. It counts every key whose identity in the schema is `config.fields.RUN`, except for the menus that
     this recipe does not read. versions: package -> version.
     """
-    unread = [] if kind_of(config, "recipe") == "estimate" else ESTIMATE_ONLY
     kept = {}
     for section, values in config.items():
-        if section in unread:
+        if section in ESTIMATE_ONLY and kind_of(config, "recipe") != "estimate":
             continue
         if isinstance(values, dict):
-            values = {key: value for key, value in values.items() if RUN in identity_of(f"{section}.{key}")}
-            if values:
-                kept[section] = values
+            counted = {key: value for key, value in values.items() if RUN in identity_of(f"{section}.{key}")}
+            if counted:
+                kept[section] = counted
         elif RUN in identity_of(section):
             kept[section] = values
     return hashlib.sha256(json.dumps([kept, versions], sort_keys=True).encode()).hexdigest()[:12]

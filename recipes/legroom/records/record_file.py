@@ -15,17 +15,19 @@ from legroom.records.validate import check_types, has_type, type_hints
 FILE_NAME = "result.json"
 USUAL_BYTES = 2**16  # of a record
 MOST_BYTES = 2**28  # of a record: ten million steps
-_KINDS = config.node_types(Record).items()
-PARTS = {name: kind for name, kind in _KINDS if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
-READ = ("model", "data", "adapter", "train", "eval", "save", "launch", "parallelism")  # of a configuration, by commands
+# Sections of a configuration, and entries of an environment, that commands read.
+READ = ("model", "data", "adapter", "train", "eval", "save", "launch", "parallelism")
+READ_OF_ENVIRONMENT = ("device", "device_name")
+ENVIRONMENT_TYPES = {"versions": dict, "variables": dict, "device": str | None, "device_name": str | None}
 
 
 def to_values(record: Record) -> dict[str, Any]:
-    """The record in JSON's types, in the order of its file. Numbers that are not finite are None, because JSON has no
-    such numbers."""
-    values = {field.name: _finite(getattr(record, field.name)) for field in dataclasses.fields(record)}
-    first = ["schema_version", "status"]
-    return {key: values.pop(key) for key in first} | values
+    """The record in JSON's types, in the order of its file.
+
+    Numbers that are not finite are None, because JSON has no such numbers.
+    """
+    values = _finite(record)
+    return {"schema_version": values.pop("schema_version"), "status": values.pop("status"), **values}
 
 
 def _finite(value: Any) -> Any:
@@ -80,14 +82,17 @@ def from_values(values: Any, path: str = "this") -> Record:
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} is not a record of schema version {SCHEMA_VERSION}.")
     try:
-        parts = {key: _made(kind, values[key], key) for key, kind in PARTS.items() if values.get(key) is not None}
-        record = _made(Record, values | parts, "it")
+        parts = {}
+        for name, kind in config.node_types(Record).items():
+            if dataclasses.is_dataclass(kind) and values.get(name) is not None:
+                parts[name] = _instance(kind, values[name], name)
+        record = _instance(Record, values | parts, "it")
         check_types(record)
         check_config(record.config)
         _check_environment(record.environment)
         if record.recipe != "estimate":  # that of a script has its GPU alone
             _refuse_lacking("config", [name for name in READ if record.config.get(name) is None])
-            _refuse_lacking("environment", [key for key in ("device", "device_name") if key not in record.environment])
+            _refuse_lacking("environment", [key for key in READ_OF_ENVIRONMENT if key not in record.environment])
     except ValueError as error:
         raise ValueError(f"{path} is not a valid record: {error}") from error
     if record.status not in STATUSES:
@@ -95,15 +100,20 @@ def from_values(values: Any, path: str = "this") -> Record:
     return record
 
 
-def _made(kind: type, values: Any, name: str) -> Any:
+def _instance(kind: Any, values: Any, name: str) -> Any:
     """The dataclass with these values. Raises ValueError, which names the fields that are too many or too few."""
     if not isinstance(values, dict):
         raise ValueError(f"{name} is not an object with fields")
     fields = dataclasses.fields(kind)
-    if unknown := sorted(set(values) - {field.name for field in fields}):
+    unknown = sorted(set(values) - {field.name for field in fields})
+    if unknown:
         raise ValueError(f"{name} has fields that no record has: {', '.join(map(printable, unknown[:3]))}")
-    required = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
-    _refuse_lacking(name, [field for field in required if field not in values])
+    missing = []
+    for field in fields:
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if not has_default and field.name not in values:
+            missing.append(field.name)
+    _refuse_lacking(name, missing)
     return kind(**values)
 
 
@@ -118,18 +128,22 @@ def check_config(values: dict[str, Any]) -> None:
     Keys that the schema does not have, or no longer, are not looked at, and a key may be missing.
     """
     for name, annotation in type_hints(config.Config).items():
-        section, nested = values.get(name), dataclasses.is_dataclass(annotation)
+        section = values.get(name)
         if section is None:
             continue
-        if not has_type(section, dict if nested else annotation):
-            raise ValueError(f"config.{name} is not {'a dictionary' if nested else annotation}")
-        for key, leaf in type_hints(annotation).items() if nested else ():
+        if not dataclasses.is_dataclass(annotation):
+            if not has_type(section, annotation):
+                raise ValueError(f"config.{name} is not {annotation}")
+            continue
+        if not isinstance(section, dict):
+            raise ValueError(f"config.{name} is not a dictionary")
+        for key, leaf in type_hints(annotation).items():
             if section.get(key) is not None and not has_type(section[key], leaf):
                 raise ValueError(f"config.{name}.{key} is not {leaf}")
 
 
 def _check_environment(environment: dict[str, Any]) -> None:
     """Check the types of those values of a record's environment that are read. Raises ValueError."""
-    for name, kind in (("versions", dict), ("variables", dict), ("device", str | None), ("device_name", str | None)):
+    for name, kind in ENVIRONMENT_TYPES.items():
         if name in environment and not has_type(environment[name], kind):
             raise ValueError(f"environment.{name} is not {kind}")

@@ -25,7 +25,9 @@ def read(path: Path, most_bytes: int, follow_links: bool = True) -> bytes:
 
 def open_regular(path: Path, follow_links: bool = True) -> int:
     """The descriptor of a regular file, open for reading. Raises OSError, also for any other kind of file."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (0 if follow_links else getattr(os, "O_NOFOLLOW", 0))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+    if not follow_links:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
     try:
         descriptor = os.open(path, flags)
     except OSError as error:  # O_NOFOLLOW's error is that of a circle of links

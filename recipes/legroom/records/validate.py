@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Collection
 from typing import Any
 
 LARGEST = 1e300  # larger integers cannot be converted to a float
@@ -43,20 +44,25 @@ def has_type(value: Any, annotation: Any) -> bool:
     if kind is Any:
         return True
     if kind is types.UnionType or kind is typing.Union:
-        return (value is None and type(None) in arguments) or any(has_type(value, option) for option in arguments)
-    if is_dataclass:
-        if isinstance(value, kind):
-            check_types(value)
-        return isinstance(value, kind)
+        return any(has_type(value, option) for option in arguments)
     if kind in (int, float):
         return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
     if not isinstance(value, kind):
         return False
-    if arguments and value:  # list[item] or dict[key, item]
-        items, item_kind = value.values() if isinstance(value, dict) else value, arguments[-1]
-        if item_kind is Any:
-            return True
-        if has_type(0.5, item_kind) and all(type(item) is float for item in items):  # as the losses of a long run
-            return all(-LARGEST <= item <= LARGEST for item in items)
-        return all((item is None and item_kind is float) or has_type(item, item_kind) for item in items)
+    if is_dataclass:
+        check_types(value)
+    if arguments:  # list[item] or dict[key, item]
+        items = value.values() if isinstance(value, dict) else value
+        return _have_type(items, arguments[-1])
     return True
+
+
+def _have_type(items: Collection[Any], annotation: Any) -> bool:
+    """Whether the items of a list, or the values of a dict, have the annotated type."""
+    if annotation is Any:
+        return True
+    if has_type(0.5, annotation) and all(type(item) is float for item in items):  # quick, for the losses of a long run
+        return all(-LARGEST <= item <= LARGEST for item in items)
+    if annotation is float:
+        return all(item is None or has_type(item, float) for item in items)
+    return all(has_type(item, annotation) for item in items)
