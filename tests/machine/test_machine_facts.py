@@ -61,25 +61,6 @@ def test_which_release_is_older(version, bound, below):
     assert requirements.is_below(version, bound) == below
 
 
-def test_the_requirements_of_a_checkout(tmp_path):
-    (tmp_path / "pyproject.toml").write_text(
-        '[project]\nrequires-python = ">=3.11"\n'
-        'dependencies = ["torch>=2.11,<3", "psutil", "typing-extensions >= 4.5 ; python_version < \'3.12\'"]\n'
-        '[project.optional-dependencies]\ntrack = ["wandb>=0.17", "mlflow-skinny>=3"]\n'
-        'all = ["legroom[track]"]\ndev = ["pytest>=8"]\n'
-    )
-    assert requirements.listed(tmp_path / "pyproject.toml") == (
-        "3.11",
-        [
-            (None, "torch", "2.11", "torch>=2.11,<3"),
-            (None, "psutil", None, "psutil"),
-            (None, "typing-extensions", "4.5", "typing-extensions >= 4.5"),
-            ("track", "wandb", "0.17", "wandb>=0.17"),
-            ("track", "mlflow-skinny", "3", "mlflow-skinny>=3"),
-        ],
-    )
-
-
 # --- the host ------------------------------------------------------------------------------------
 
 

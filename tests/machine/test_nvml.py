@@ -1,8 +1,7 @@
-"""GPUs and the links between them: what NVML tells, and what the doctor makes of it."""
+"""GPUs: what NVML tells, and what the doctor makes of it."""
 
 from __future__ import annotations
 
-import os
 import sys
 from types import SimpleNamespace
 
@@ -126,7 +125,6 @@ def test_a_lost_card_is_no_crash(visit):
     text, broken = visit(FakeNvml({}, {}), probes={"torch": {"cuda": "13.0"}})
     for fact in ("memory", "supports", "power and heat"):
         assert rows(text).count(f"{fact} not available") == 2, fact
-    assert "links not available" in rows(text)
     assert len(broken) == 1 and "no job can start" in broken[0] and "Not Supported" in broken[0]
 
 
@@ -156,60 +154,3 @@ def test_mig_is_told_and_its_slices_are_not_counted_against_torch(visit):
     nvml = FakeNvml(gpu(0, MigMode=[1, 1]), gpu(1))
     text, broken = visit(nvml, healthy(1))
     assert "one slice of it (MIG is on)" in rows(text) and not broken
-
-
-# --- links -----------------------------------------------------------------------------------------
-
-
-TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\x1b[0m
-GPU0\t X \t{0}\t0-15\t0
-GPU1\t{0}\t X \t0-15\t0
-
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe
-"""
-
-
-@pytest.fixture
-def topology(monkeypatch, tmp_path):
-    """topology(text): what `nvidia-smi` prints here; None: it fails."""
-
-    def install(text):
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text("#!/bin/sh\n" + ("exit 9" if text is None else f"cat <<'END'\n{text}\nEND\n"))
-        tool.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-
-    return install
-
-
-def test_nvlink_is_said_to_suit_fsdp(visit, topology):
-    topology(TOPOLOGY.format("NV2"))
-    words = rows(visit(FakeNvml(gpu(0), gpu(1)))[0])
-    assert "0 X NV2 1 NV2 X" in words and "joins 0,1:" in words and "CUDA_VISIBLE_DEVICES=0,1" in words
-
-
-@pytest.mark.parametrize("word", ["PIX", "NODE", "SYS"])
-def test_without_nvlink_fsdp_is_warned_of(visit, topology, word):
-    topology(TOPOLOGY.format(word))
-    words = rows(visit(FakeNvml(gpu(0), gpu(1)))[0])
-    assert f"0 X {word} 1 {word} X" in words and "not for speed" in words and "joins" not in words
-
-
-def test_mixed_links_name_the_pairs_that_nvlink_joins(visit, topology):
-    names = ["X NV2 PHB PHB", "NV2 X PHB PHB", "PHB PHB X NV1", "PHB PHB NV1 X"]
-    topology("\n".join(f"GPU{n} {row} 0-15 0" for n, row in enumerate(names)))
-    text, _ = visit(FakeNvml(*map(gpu, range(4))))
-    assert ["0", "X", "NV2", "PHB", "PHB"] in [line.split() for line in text.splitlines()]
-    assert "NVLink joins 0,1 and 2,3" in rows(text) and "CUDA_VISIBLE_DEVICES=0,1" in rows(text)
-
-
-def test_a_tool_that_fails_leaves_the_links_unknown(visit, topology):
-    topology(None)
-    assert "links not available" in rows(visit(FakeNvml(gpu(0), gpu(1)))[0])
-
-
-def test_one_gpu_has_no_links(visit):
-    assert "Links" not in visit(FakeNvml(gpu()))[0]

@@ -39,6 +39,7 @@ def run(code: str, seconds: float = SECONDS, began: Callable[[str], None] = lamb
     began: called with the name of each probe as it begins.
     """
     results: dict[str, dict | None] = {}
+    timed_out = threading.Event()
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
@@ -49,45 +50,49 @@ def run(code: str, seconds: float = SECONDS, began: Callable[[str], None] = lamb
             env=os.environ | {"PYTHONPATH": interpreter.python_path(), "HF_HUB_OFFLINE": "1"},
         ) as process,
     ):
-        late = threading.Event()
 
-        def end_it() -> None:
-            late.set()
+        def end_process() -> None:
+            timed_out.set()
             process.kill()
 
-        limit = threading.Timer(seconds, end_it)
+        limit = threading.Timer(seconds, end_process)
         limit.start()
         assert process.stdout is not None
         for line in process.stdout:
             text = line.decode(errors="replace")
-            if text.startswith(PREFIX):
-                found = json.loads(text.removeprefix(PREFIX))
-                results |= found
-                for name in (name for name, facts in found.items() if facts is None):
+            if not text.startswith(PREFIX):
+                continue
+            for name, facts in json.loads(text.removeprefix(PREFIX)).items():
+                results[name] = facts
+                if facts is None:
                     began(name)
-        code_of_exit = process.wait()
+        exit_code = process.wait()
         limit.cancel()
         errors.seek(0)
-        said = errors.read().decode(errors="replace")
-    end = f"no answer in {seconds:.0f} s" if late.is_set() else _exit_text(code_of_exit, said)
-    if (late.is_set() or code_of_exit) and not results:
+        printed = errors.read().decode(errors="replace")
+    if timed_out.is_set():
+        error = f"no answer in {seconds:.0f} s"
+    else:
+        error = _exit_text(exit_code, printed)
+    if exit_code and not results:
         results = {"python": None}
-    return {name: {"error": end} if facts is None else facts for name, facts in results.items()}
+    return {name: {"error": error} if facts is None else facts for name, facts in results.items()}
 
 
 def _exit_text(code: int, errors: str) -> str:
     if code < 0:
         return f"its process was killed by {signal.Signals(-code).name}"
-    return f"its process ended with {code}: {(errors.strip().splitlines() or [''])[-1]}"
+    lines = errors.strip().splitlines()
+    return f"its process ended with {code}: {lines[-1] if lines else ''}"
 
 
 def failures(probes: dict[str, dict], start: str) -> dict[str, str]:
     """Probe -> error, of the probes whose name begins with `start` and that failed, but not for want of memory."""
-    return {
-        name: facts["error"]
-        for name, facts in probes.items()
-        if name.startswith(start) and "error" in facts and not is_out_of_memory(facts)
-    }
+    errors = {}
+    for name, facts in probes.items():
+        if name.startswith(start) and "error" in facts and not is_out_of_memory(facts):
+            errors[name] = facts["error"]
+    return errors
 
 
 def is_out_of_memory(facts: dict) -> bool:
@@ -104,7 +109,8 @@ def probe(name: str, function: Callable[..., dict], *arguments: Any) -> dict:
     try:
         facts = function(*arguments)
     except (Exception, SystemExit) as error:
-        facts = {"error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
+        message = str(error).strip().partition("\n")[0]
+        facts = {"error": f"{type(error).__name__}: {message}"}
     print(PREFIX + json.dumps({name: facts}), flush=True)
     return facts
 
@@ -113,7 +119,12 @@ def imports(names: list[str]) -> None:
     """Import packages one after the other."""
     for name in names:
         module = MODULES.get(name, name.replace("-", "_"))
-        probe(name, lambda module=module: importlib.import_module(module) and {})
+        probe(name, _import, module)
+
+
+def _import(module: str) -> dict:
+    importlib.import_module(module)
+    return {}
 
 
 def devices(bitsandbytes: bool) -> None:
@@ -123,7 +134,8 @@ def devices(bitsandbytes: bool) -> None:
     names = ["cpu"]
     if torch_facts.get("cuda"):
         count = probe("torch on CUDA", _cuda).get("count", 0)
-        names = [f"cuda:{n}" for n in range(count)] or names
+        if count:
+            names = [f"cuda:{n}" for n in range(count)]
         for n in range(count):
             probe(f"torch on cuda:{n}", _product, n)
     if bitsandbytes and "error" not in torch_facts and "error" not in probe("bitsandbytes", _bitsandbytes):
@@ -167,7 +179,8 @@ def _step_8bit(device: str) -> dict:
     weight.grad = torch.ones_like(weight)
     optimizer = AdamW8bit([weight], lr=0.1, weight_decay=0.0)
     optimizer.step()
-    state, moved = optimizer.state[weight]["state1"].dtype, (1 - weight).abs()
-    if state != torch.uint8 or not ((moved > 0.09) & (moved < 0.11)).all().item():  # Adam's first step is lr long
-        raise ArithmeticError(f"its first step went {moved.mean().item():.4f} where 0.1 is right, with {state} states")
+    dtype = optimizer.state[weight]["state1"].dtype
+    moved = (1 - weight).abs()  # Adam's first step is lr long
+    if dtype != torch.uint8 or not ((moved > 0.09) & (moved < 0.11)).all().item():
+        raise ArithmeticError(f"its first step went {moved.mean().item():.4f} where 0.1 is right, with {dtype} states")
     return {}
