@@ -23,7 +23,6 @@ from conftest import CONF, ROOT
 from tracked_job import KEY, LOSSES, Job, cfg, mark, marked, record, write_steps  # noqa: F401 (mark: a fixture)
 
 from legroom.options import tracker as tracker_options
-from legroom.records.record import Error
 from legroom.tracking import trackers
 
 # --- W&B -------------------------------------------------------------------------------------------
@@ -224,22 +223,6 @@ def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkey
     assert "Would sync 1 run" in wandb_says(*shlex.split(command), "--dry-run")
 
 
-@pytest.mark.slow
-def test_of_steps_jsonl_it_takes_whole_lines_of_this_run_alone(tmp_path):
-    write_steps(tmp_path, [9.0, 9.0])  # an earlier attempt's, which the worker will write over
-    tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
-    write_steps(tmp_path, [3.0, None])
-    with open(tmp_path / "steps.jsonl", "a") as file:
-        file.write('{"step": 3, "lo')
-    outcome = record("oom")
-    outcome.error = Error("forward", "OutOfMemoryError", "too much")
-    assert tracker.finish(outcome) == []
-    run = Logged(tmp_path)
-    assert [(step, str(loss)) for step, loss in run.losses] == [(1, "3"), (2, "NaN")]
-    assert run.summary["status"] == "oom" and run.summary["error/type"] == "OutOfMemoryError"
-    assert run.exit_codes == [1]
-
-
 def test_a_run_that_ended_before_its_first_step_has_a_summary(tmp_path):
     write_steps(tmp_path, [9.0, 9.0])
     tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
@@ -347,16 +330,6 @@ def test_what_cannot_go_online_is_logged_offline_with_a_warning(prepare, tmp_pat
     assert shlex.split(SYNC.search(warning)[1]) == ["sync", *map(str, job.folder.glob("wandb/offline-run-*"))]
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or KEY[:20].encode() not in file.read_bytes(), file
-
-
-def test_without_the_package_there_is_a_warning(tmp_path, fake_wandb):
-    fake_wandb("raise ModuleNotFoundError(\"No module named 'wandb'\")")
-    job = Job(tmp_path / "job")
-    assert job.finish() == [
-        "W&B: the package wandb cannot be imported (No module named 'wandb'): pip install wandb. "
-        "The run's own files hold everything."
-    ]
-    assert job.tracker.line == "" and sorted(path.name for path in job.folder.iterdir()) == ["steps.jsonl"]
 
 
 def test_no_secret_in_what_wandb_complains_of(tmp_path, fake_wandb, monkeypatch):

@@ -32,7 +32,10 @@ def phase_of(error: BaseException, coarse: str) -> str:
     phase = "load"  # before the first batch: the loader, the optimizer
     for frame in traceback.extract_tb(error.__traceback__):
         path = frame.filename.replace("\\", "/")
-        phase = next((p for part, name, p in FRAMES if part in path and name in (None, frame.name)), phase)
+        for part, function, phase_of_frame in FRAMES:
+            if part in path and function in (None, frame.name):
+                phase = phase_of_frame
+                break
     return phase
 
 
@@ -59,12 +62,12 @@ def out_of_memory(cfg: Config, phase: str, kind: str, message: str) -> tuple[str
     """
     if not cfg.predicts:
         return "oom", Error(phase, kind, message, advice.untried(cfg, phase))
-    said = f"the estimate itself ran out of this machine's memory: {message}"
+    message = f"the estimate itself ran out of this machine's memory: {message}"
     hint = (
         f"This says nothing about {_estimated_device(cfg)}. Estimate on a machine with more memory or without the "
         "limit (ulimit -v, a container's), or with fewer rows: data.samples=64."
     )
-    return "failed", Error(phase, kind, said, hint)
+    return "failed", Error(phase, kind, message, hint)
 
 
 def out_of_time(cfg: Config, phase: str) -> Error:
@@ -78,15 +81,19 @@ def out_of_time(cfg: Config, phase: str) -> Error:
 
 
 def _estimated_device(cfg: Config) -> str:
-    return f"the {cfg.gpu.device_name}" if cfg.target.gpu else "the CPU that it is for"
+    if cfg.target.gpu is None:
+        return "the CPU that it is for"
+    return f"the {cfg.gpu.device_name}"
 
 
 def _is_interrupt(error: BaseException) -> bool:
     """Whether Ctrl-C ended the job, be it by an error of what it has torn down: a loader's process that is gone."""
     chain: BaseException | None = error
-    while chain is not None and not isinstance(chain, KeyboardInterrupt):
+    while chain is not None:
+        if isinstance(chain, KeyboardInterrupt):
+            return True
         chain = chain.__context__
-    return chain is not None
+    return False
 
 
 def failure_hint(error: BaseException) -> str | None:

@@ -75,8 +75,10 @@ class ForkServer:
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 4096))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        end = "not known" if code is None else interpreter.exit_text(code)
-        return printable(f"{end}: {lines[-1].strip()}" if lines else end)
+        text = "not known" if code is None else interpreter.exit_text(code)
+        if lines:
+            text += f": {lines[-1].strip()}"
+        return printable(text)
 
     def close(self) -> None:
         """End the server, and with it the workers that still run."""

@@ -10,14 +10,14 @@ from legroom.jobs import worker
 from legroom.training import preload
 
 
-def serve(descriptor: int) -> None:
+def serve(control_descriptor: int) -> None:
     """Import what every job needs, then fork a worker for each request until the parent closes its end. Never returns.
 
-    descriptor: the socket of the requests. What few jobs need (bitsandbytes) they import themselves: here it would take
-    a core from the job that is measured meanwhile. CUDA and NVML must not be initialized here: a process that has done
-    so cannot fork workers that use them.
+    control_descriptor: the socket of the requests. What few jobs need (bitsandbytes) they import themselves: here it
+    would take a core from the job that is measured meanwhile. CUDA and NVML must not be initialized here: a process
+    that has done so cannot fork workers that use them.
     """
-    control = socket.socket(fileno=descriptor)
+    control = socket.socket(fileno=control_descriptor)
     preload.import_libraries()
     import legroom.jobs.training_run  # noqa: F401 (a tenth of a short job's time; after what has to come first)
 
@@ -29,8 +29,8 @@ def serve(descriptor: int) -> None:
             os._exit(0)
         if os.fork() == 0:
             _fork_worker(control, *descriptors)
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _fork_worker(control: socket.socket, pipe: int, log: int, exit_channel: int) -> NoReturn:

@@ -48,8 +48,9 @@ def start(job: Job, source: ForkServer | None = None) -> list[Running]:
     """
     parallelism = job.record.config["parallelism"]
     world_size = parallelism["num_processes"]
-    one_process = world_size == 1 and parallelism["kind"] in ("single", "dp")
-    if job.rank_info.launched or one_process or job.record.recipe == "estimate":  # an estimate simulates the ranks
+    is_one_process = world_size == 1 and parallelism["kind"] in ("single", "dp")
+    simulates_ranks = job.record.recipe == "estimate"
+    if job.rank_info.launched or is_one_process or simulates_ranks:
         return [_start(job, source)]
     return _start_ranks(job, world_size, source)
 

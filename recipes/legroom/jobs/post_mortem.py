@@ -56,7 +56,9 @@ def leave_record(
     Raises UnwrittenRecord when the folder cannot be written.
     """
     assert job.folder is not None, "rank 0 has the folder"
-    written = None if unwritten else _written(job.folder)
+    written = None
+    if unwritten is None:
+        written = _written(job.folder)
     outcome = _completed(job, worker, cause, unwritten or copy.deepcopy(written))
     if outcome == written:
         return outcome
@@ -69,45 +71,46 @@ def leave_record(
 
 def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, outcome: Record | None) -> Record:
     """What `leave_record` leaves. outcome: the worker's own record, which is changed, or None."""
-    if (
-        worker.reason == "preempted"
-        and outcome is not None
-        and outcome.status == "failed"
-        and not outcome.training.steps
-    ):
+    was_preempted = worker.reason == "preempted"
+    if was_preempted and outcome is not None and outcome.status == "failed" and not outcome.training.steps:
         outcome = None  # it lost contact with ranks that were ended before their first step
     if cause is not None and cause.error.rank == 0 and not job.rank_info.launched:
         cause = None  # the worker's own record says so already
     if outcome is None:
-        outcome = job.record
-        if worker.phase != "load":  # while it loads, steps.jsonl is that of an earlier attempt
-            outcome.training = _steps_written(Path(job.folder or ""))
-        outcome.status, outcome.error = _explain(job, worker)
-        if outcome.status == "preempted" and not outcome.training.steps:
-            outcome.warnings.append(
-                f"ended by {worker.signal or 'a signal'} before the first step: nothing was trained."
-            )
-        if cause is not None and outcome.status != "oom":
-            outcome.status, outcome.error = cause.status, cause.error
-    elif outcome.status == "ok":
+        return _without_record(job, worker, cause)
+    if outcome.status == "ok":
         # An estimate that was ended while it tried levers has left its verdict, and a warning of its own.
-        if (worker.code == 0 or outcome.recipe == "estimate") and cause is None:
+        ended_well = worker.code == 0 or outcome.recipe == "estimate"
+        if cause is not None:
+            text = f"rank {cause.error.rank}: {cause.error.message}"
+        elif not ended_well:
+            text = f"the worker: {exit_text(worker.code)}"
+        else:
             return outcome
         # The result was written before the step of the memory ledger.
-        what = f"rank {cause.error.rank}: {cause.error.message}" if cause else f"the worker: {exit_text(worker.code)}"
-        outcome.warnings.append(f"{what}, while memory was counted; the training had ended.")
-    elif cause is None:
-        if worker.signal is not None and outcome.status == "interrupted" and outcome.error is not None:
-            outcome.error = _ended_by(worker.signal, outcome.error.phase)  # the worker was sent SIGINT
-        return outcome
-    else:  # rank 0 lost contact with the rank that failed
+        outcome.warnings.append(f"{text}, while memory was counted; the training had ended.")
+    elif cause is not None:  # rank 0 lost contact with the rank that failed
+        outcome.status, outcome.error = cause.status, cause.error
+    elif worker.signal is not None and outcome.status == "interrupted" and outcome.error is not None:
+        outcome.error = _ended_by(worker.signal, outcome.error.phase)  # the worker was sent SIGINT
+    return outcome
+
+
+def _without_record(job: launch.Job, worker: WorkerExit, cause: RankFailed | None) -> Record:
+    """The record of a job whose worker left none."""
+    outcome = job.record
+    if worker.phase != "load":  # while it loads, steps.jsonl is that of an earlier attempt
+        outcome.training = _steps_written(Path(job.folder or ""))
+    outcome.status, outcome.error = _explain(job, worker)
+    if outcome.status == "preempted" and not outcome.training.steps:
+        outcome.warnings.append(f"ended by {worker.signal or 'a signal'} before the first step: nothing was trained.")
+    if cause is not None and outcome.status != "oom":
         outcome.status, outcome.error = cause.status, cause.error
     return outcome
 
 
 def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
     """(status, error) of a worker that left no record."""
-    doing = DOING.get(worker.phase, "while it trained")
     phase = {"train": "forward", "count": "step"}.get(worker.phase, worker.phase)  # nothing more precise is known
     if worker.reason == "interrupted":
         if worker.signal is not None:
@@ -117,22 +120,36 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
         return "preempted", None
     if worker.reason == "timeout":
         return "timeout", failures.out_of_time(host.configuration(job.record.config), phase)
-    out_of_memory = None  # (type, message)
     if worker.out_of_memory:
-        total = host.memory_bytes()
-        of = f", of which it has {total / GIB:.1f} GiB" if total else ""
-        message = f"the system ran out of memory{of}, and killed the process ({exit_text(worker.code)}) {doing}"
-        out_of_memory = ("KernelOutOfMemory", message)
-    elif worker.code in (-signal.SIGABRT, 1):
-        line = next((line for line in OUT_OF_MEMORY_LINES if line in _end_of_log(job)), None)
+        message = f"{_no_system_memory()}, and killed the process ({exit_text(worker.code)}) "
+        message += DOING.get(worker.phase, "while it trained")
+        return failures.out_of_memory(host.configuration(job.record.config), phase, "KernelOutOfMemory", message)
+    if worker.code in (-signal.SIGABRT, 1):
+        line = _out_of_memory_line(job)
         if line is not None:
-            out_of_memory = ("BadAlloc", f"the process ran out of host memory and could not report it ({line})")
-    if out_of_memory is not None:
-        return failures.out_of_memory(host.configuration(job.record.config), phase, *out_of_memory)
+            message = f"the process ran out of host memory and could not report it ({line})"
+            return failures.out_of_memory(host.configuration(job.record.config), phase, "BadAlloc", message)
     if worker.code < 0:
         return "killed", Error(phase, "Killed", exit_text(worker.code))
     hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."
     return "failed", Error(phase, "WorkerDied", f"{exit_text(worker.code)}, and no record", hint)
+
+
+def _no_system_memory() -> str:
+    text = "the system ran out of memory"
+    total = host.memory_bytes()
+    if total:
+        text += f", of which it has {total / GIB:.1f} GiB"
+    return text
+
+
+def _out_of_memory_line(job: launch.Job) -> str | None:
+    """What the worker printed last where it got no memory; None where it printed nothing of the kind."""
+    log = _end_of_log(job)
+    for line in OUT_OF_MEMORY_LINES:
+        if line in log:
+            return line
+    return None
 
 
 def _ended_by(name: str, phase: str) -> Error:
@@ -159,7 +176,8 @@ def write_post_mortem(job: launch.Job, status: str, message: str, hint: str | No
         outcome = job.record
         outcome.training = _steps_written(job.folder)
         phase = "forward" if outcome.training.steps else "load"
-        outcome.status, outcome.error = status, Error(phase, status.capitalize(), message, hint)
+        outcome.status = status
+        outcome.error = Error(phase, status.capitalize(), message, hint)
         record_file.write(outcome, job.folder)
     return outcome
 
@@ -174,19 +192,18 @@ def _written(folder: Path) -> Record | None:
 
 def _steps_written(folder: Path) -> record.Training:
     """The training that steps.jsonl holds; a last line that is cut off does not count."""
-    rows = []
+    training = record.Training()
     with contextlib.suppress(OSError, ValueError):
         for line in Path(folder, run_folder.STEPS_FILE).read_text().splitlines():
-            rows.append(json.loads(line))
-    rows = [row for row in rows if "loss" in row]  # the others are of evaluations
-    losses = [row["loss"] for row in rows]
-    return record.Training(
-        len(rows),
-        sum(row["samples"] for row in rows),
-        sum(row["tokens"] for row in rows),
-        losses,
-        losses[-1] if losses else None,
-    )
+            row = json.loads(line)
+            if "loss" not in row:  # an evaluation
+                continue
+            training.steps += 1
+            training.samples += row["samples"]
+            training.tokens += row["tokens"]
+            training.losses.append(row["loss"])
+            training.final_loss = row["loss"]
+    return training
 
 
 def kernel_kills() -> int:

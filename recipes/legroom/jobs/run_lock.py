@@ -22,7 +22,8 @@ def hold(folder: Path, wait: bool = False) -> Iterator[None]:
         try:
             import fcntl
 
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+            fcntl.flock(descriptor, mode)
         except BlockingIOError:
             raise Refusal(
                 f"{folder}: another command is training in this folder. Wait until it has ended, or end it."

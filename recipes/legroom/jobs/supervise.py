@@ -105,10 +105,13 @@ class Supervisor:
         for worker in self.workers:
             _end(worker)
         if self._stop.to_stop and reason == "exited" and self._only_lost_contact():
-            reason, self.failures = "preempted", []  # ranks of other supervisors were ended before their first step
+            reason = "preempted"  # ranks of other supervisors were ended before their first step
+            self.failures = []
         if _launcher_is_gone() and not self.saves_on_signal:
-            self.failures = [_launcher_killed(f) if f.lost_contact else f for f in self.failures]
-        cause = find_cause(self.failures, exit_codes) if reason == "exited" or self.failures else None
+            self.failures = [_launcher_killed(failure) for failure in self.failures]
+        cause = None
+        if reason == "exited" or self.failures:
+            cause = find_cause(self.failures, exit_codes)
         code = 0
         if self.workers:
             final_code = self.workers[0].process.returncode
@@ -142,7 +145,8 @@ class Supervisor:
         Once one rank has failed, the others get GRACE_SECONDS of the failure store: they may still report an error, or
         wait for the failed rank forever.
         """
-        forwarded, grace_end = False, None
+        forwarded = False
+        grace_end = None
         while True:
             if forward_stop and _launcher_is_gone():  # nothing else would end its ranks
                 if not self.saves_on_signal:
@@ -174,7 +178,8 @@ class Supervisor:
     @property
     def phase(self) -> str:
         """The last phase that the worker entered, of several that of rank 0."""
-        return self.phases.get(self.workers[0].rank_info.rank if self.workers else 0, "load")
+        rank = self.workers[0].rank_info.rank if self.workers else 0
+        return self.phases.get(rank, "load")
 
     def _is_loading(self) -> bool:
         """Whether some rank has not come to its first step, so that no rank has taken one."""
@@ -239,15 +244,16 @@ def find_cause(failures: list[RankFailed], exit_codes: dict[int, int]) -> RankFa
 
     failures: what ranks reported, in the order of arrival. exit_codes: by rank, of workers that ended by themselves.
     """
-    first = next((failure for failure in failures if not failure.lost_contact), None)
-    if first is not None:
-        return first
+    for failure in failures:
+        if not failure.lost_contact:
+            return failure
     reported = {failure.error.rank for failure in failures}
     silent = sorted(rank for rank, code in exit_codes.items() if code != 0 and rank not in reported)
     if silent:
-        code = exit_codes[silent[0]]
-        status, kind = ("killed", "Killed") if code < 0 else ("failed", "WorkerDied")
-        return RankFailed(status, Error("step", kind, exit_text(code), rank=silent[0]))
+        rank, code = silent[0], exit_codes[silent[0]]
+        if code < 0:
+            return RankFailed("killed", Error("step", "Killed", exit_text(code), rank=rank))
+        return RankFailed("failed", Error("step", "WorkerDied", exit_text(code), rank=rank))
     return failures[0] if failures else None
 
 
@@ -257,7 +263,9 @@ def _launcher_is_gone() -> bool:
 
 
 def _launcher_killed(failure: RankFailed) -> RankFailed:
-    """The failure of a rank that lost contact because another one noticed first that the launcher was killed."""
+    """The failure of a rank, which lost contact because another one noticed first that the launcher was killed."""
+    if not failure.lost_contact:
+        return failure
     error = replace(failure.error, type="KeyboardInterrupt", message="the launcher was killed")
     return replace(failure, status="interrupted", error=error)
 

@@ -29,6 +29,7 @@ from legroom.parallelism import accelerate_plugins, unwrap
 from legroom.ranks import collectives, failure_store
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record, record_file, run_folder, step_file
+from legroom.records.checkpoint_files import Checkpoint
 from legroom.records.messages import Progress, RankFailed, Shown
 from legroom.records.record import Memory, Record
 from legroom.training import evaluate, generate, setup
@@ -115,8 +116,10 @@ class TrainingRun:
         transformers.logging.disable_progress_bar()
         if self.cfg.target.on_gpu:
             device_memory.open_gpu(self.record.memory, self.progress)
-        if self.rank_info.is_main and (short := host_memory.shortage(self.cfg, self.rank_info.local_world_size)):
-            self.progress.warn(short)
+        if self.rank_info.is_main:
+            shortage = host_memory.shortage(self.cfg, self.rank_info.local_world_size)
+            if shortage:
+                self.progress.warn(shortage)
         worker_environment.limit_memory(self.cfg)
         self.progress.enter("load", f"building {self.cfg.model.pretrained or self.cfg.model.name}")
         make_model = functools.partial(_measured_model, self.record.memory)
@@ -125,10 +128,17 @@ class TrainingRun:
         self.loop = self.training.loop
         for text in self.training.warnings:  # they say where the rows to evaluate on were left out
             self.progress.warn(text)
+        self._check_evaluation()
+        if self.cfg.data.preview:
+            self.progress.send(Shown(preview.samples(self.training.data, self.cfg.data.preview)))
+
+    def _check_evaluation(self) -> None:
+        """Raises Refusal where the data or the model has nothing to evaluate as the configuration asks."""
         key = "every_steps" if self.cfg.eval.every_steps else "generate"
-        if (asked := getattr(self.cfg.eval, key)) and self.training.data.eval is None:
+        value = getattr(self.cfg.eval, key)
+        if value and self.training.data.eval is None:
             raise Refusal(
-                f"eval.{key}={asked}, and the data has no evaluation split, or no row of it is left. Leave it out, or "
+                f"eval.{key}={value}, and the data has no evaluation split, or no row of it is left. Leave it out, or "
                 "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text) with other rows."
             )
         if self.cfg.eval.generate and self.training.data.task != "language_modelling":
@@ -136,31 +146,20 @@ class TrainingRun:
                 f"eval.generate={self.cfg.eval.generate} does not go with a model that predicts no next token. Leave "
                 "it out."
             )
-        if self.cfg.data.preview:
-            self.progress.send(Shown(preview.samples(self.training.data, self.cfg.data.preview)))
 
     def _train(self) -> None:
         """Train, from the checkpoint that the run resumes from if there is one."""
         cfg, loop = self.cfg, self.loop
-        prints = fingerprints.of_training(cfg, self.training.data) if collectives.rank_index() == 0 else {}
-        self.record.environment["base"] = prints.get("model")
-        start = newest.checkpoint_for(cfg, self.folder, prints, self.progress.warn)
+        known = {}
+        if collectives.rank_index() == 0:
+            known = fingerprints.of_training(cfg, self.training.data)
+        self.record.environment["base"] = known.get("model")
+        start = newest.checkpoint_for(cfg, self.folder, known, self.progress.warn)
         if start is not None and self.rank_info.is_main:
             self.progress.send(Shown(f"Going on from step {start.step} of {loop.total_steps}: {start.folder}"))
-        self.step_log = StepLog(
-            loop.accelerator.device,
-            cfg.measure.warmup_steps,
-            cfg.train.log_seconds,
-            self.progress.send,
-            self.folder if cfg.tracker.kind != "none" and self.rank_info.is_main else None,
-            steps_per_epoch=loop.steps_per_epoch,
-            compiled=cfg.compiles or cfg.model.flex_attention,
-            before=start.values["step_log"] if start else None,
-            memory=functools.partial(device_memory.in_use, cfg.target.on_gpu, cfg.launch.memory_limit_gib, self.record),
-        )
-        self.step_log.waited = lambda: loop.loader.waited_seconds
-        self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start, prints)
-        self.said_before = self._generated()
+        self.step_log = self._new_step_log(start)
+        self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start, known)
+        self.generated_before = self._generated()
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
         transformers.set_seed(cfg.train.seed)  # both recipes draw the same random numbers from here on
         try:
@@ -180,8 +179,29 @@ class TrainingRun:
         if self.record.speed.data_wait_share is not None:  # on every rank or on none
             self.record.speed.data_wait_share = max(collectives.all_gather(self.record.speed.data_wait_share))
         if self.record.training.diverged:
+            text = "the loss is not a number."
             hint = train.lower_rate_hint(cfg)
-            self.progress.warn("the loss is not a number." + (f" {hint}" if hint else ""))
+            if hint:
+                text += f" {hint}"
+            self.progress.warn(text)
+
+    def _new_step_log(self, start: Checkpoint | None) -> StepLog:
+        """The log of the steps, which goes on where the checkpoint's ends."""
+        cfg, loop = self.cfg, self.loop
+        writes = cfg.tracker.kind != "none" and self.rank_info.is_main
+        step_log = StepLog(
+            loop.accelerator.device,
+            cfg.measure.warmup_steps,
+            cfg.train.log_seconds,
+            self.progress.send,
+            self.folder if writes else None,
+            steps_per_epoch=loop.steps_per_epoch,
+            compiled=cfg.compiles or cfg.model.flex_attention,
+            before=start.values["step_log"] if start else None,
+            memory=functools.partial(device_memory.in_use, cfg.target.on_gpu, cfg.launch.memory_limit_gib, self.record),
+        )
+        step_log.waited = lambda: loop.loader.waited_seconds
+        return step_log
 
     def _refuse_early_end(self) -> None:
         """Raises RuntimeError where the batches ended before the last step, as of rows that somebody else cut off."""
@@ -202,9 +222,10 @@ class TrainingRun:
 
     def _save_and_evaluate(self) -> bool:
         """Save the model and evaluate it, as the configuration says. False if a signal asked to stop meanwhile."""
-        cfg, data, steps = self.cfg, self.training.data, self.record.training.steps
+        cfg, data = self.cfg, self.training.data
+        steps = self.record.training.steps
+        evaluates = cfg.eval.enabled and data.eval is not None
         try:
-            evaluates = cfg.eval.enabled and data.eval is not None
             self.saver.before_final_phase(steps, evaluates)
             if collectives.is_distributed():  # a rank that stops alone would leave the others in a collective
                 self.saver.stop_if_asked()
@@ -216,22 +237,7 @@ class TrainingRun:
                 self.progress.enter("save", "saving")
                 saver.save_final(cfg, self.loop, data, self.folder, self.progress.warn)
             if evaluates:
-                self.progress.enter("eval", "evaluating")
-                args, between = self.training.args, self.saver.stop_if_asked
-                self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress, between)
-                with unwrap.evaluation_weights(self.loop.optimizer):
-                    after = self._generated()
-                loss = self.record.evaluation.loss
-                if (loss is None or not math.isfinite(loss)) and not self.record.training.diverged:
-                    self.progress.warn(evaluate.not_a_number(cfg))
-                self.record.evaluation.generated = [
-                    {"prompt": prompt, "before": before, "after": after}
-                    for (prompt, before), (_, after) in zip(self.said_before, after)
-                ]
-                try:
-                    self.step_log.evaluation(self.record.evaluation)
-                except OSError as error:
-                    self.progress.warn(f"steps.jsonl lacks the last evaluation: {error.strerror}.")
+                self._evaluate()
         except stop_request.StopNow:
             self.saver.after_stop(steps)
             return False
@@ -241,15 +247,36 @@ class TrainingRun:
             saver.write_card(self.record, self.folder, data, self.progress.warn)
         return True
 
+    def _evaluate(self) -> None:
+        """Evaluate the model on all evaluation rows, and let it generate."""
+        cfg = self.cfg
+        self.progress.enter("eval", "evaluating")
+        evaluation = evaluate.evaluate(
+            cfg, self.training.args, self.loop, self.training.data, self.progress, self.saver.stop_if_asked
+        )
+        self.record.evaluation = evaluation
+        with unwrap.evaluation_weights(self.loop.optimizer):
+            generated_after = self._generated()
+        is_finite = evaluation.loss is not None and math.isfinite(evaluation.loss)
+        if not is_finite and not self.record.training.diverged:
+            self.progress.warn(evaluate.not_a_number(cfg))
+        evaluation.generated = []
+        for (prompt, before), (_, after) in zip(self.generated_before, generated_after):
+            evaluation.generated.append({"prompt": prompt, "before": before, "after": after})
+        try:
+            self.step_log.evaluation(evaluation)
+        except OSError as error:
+            self.progress.warn(f"steps.jsonl lacks the last evaluation: {error.strerror}.")
+
     def _generated(self) -> list[tuple[str, str]]:
-        """What the model says now to the first evaluation rows, as `eval.generate` asks."""
+        """(prompt, what the model says now to it) of the first evaluation rows, as `eval.generate` asks."""
         count, data = self.cfg.eval.generate, self.training.data
         if not count or data.task != "language_modelling":
             return []
-        found = generate.continuations(self.training.model, data, count, self.progress.warn)
+        texts = generate.continuations(self.training.model, data, count, self.progress.warn)
         if self.cfg.target.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        return found
+        return texts
 
     def _measure_step(self) -> None:
         """Run one more step under the memory ledger and another under the profiler, as the configuration says.

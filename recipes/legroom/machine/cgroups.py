@@ -26,14 +26,14 @@ VERSIONS = {
 
 def tightest(own: Path = OWN, mounted: Path = MOUNTED) -> tuple[int, int] | None:
     """(limit, free) in bytes of the group that leaves least: the process's own, or one around it. None: no limit."""
-    found = []
+    bounds = []
     for folder, files in _groups(own, mounted):
         with contextlib.suppress(OSError, ValueError):  # ValueError: 'max'
             limit = int((folder / files.limit).read_text())
             used = int((folder / files.used).read_text()) - entry(folder / "memory.stat", files.cache)
             if limit < UNLIMITED:
-                found.append((limit, max(0, limit - used)))
-    return min(found, key=lambda each: each[1], default=None)
+                bounds.append((limit, max(0, limit - used)))
+    return min(bounds, key=lambda bound: bound[1], default=None)
 
 
 def kills(own: Path = OWN, mounted: Path = MOUNTED) -> int:
@@ -43,18 +43,30 @@ def kills(own: Path = OWN, mounted: Path = MOUNTED) -> int:
 
 def _groups(own: Path, mounted: Path) -> Iterator[tuple[Path, Files]]:
     """The folders of the process's groups and of those around them. A container may see only its own as the root."""
-    lines: list[list[str]] = []
+    lines: list[str] = []
     with contextlib.suppress(OSError):
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
-    for number, controllers, path in (line for line in lines if len(line) == 3):
-        if number != "0" and "memory" not in controllers.split(","):
+        lines = own.read_text().splitlines()
+    for line in lines:
+        parts = line.split(":", 2)
+        if len(parts) != 3:
             continue
-        roots = [mounted, mounted / "unified"] if number == "0" else [mounted / "memory", mounted / controllers]
-        root = next((each for each in roots if each.is_dir()), mounted)
+        number, controllers, path = parts
+        if number == "0":
+            files = VERSIONS[2]
+            root = mounted
+        elif "memory" in controllers.split(","):
+            files = VERSIONS[1]
+            root = mounted / "memory"
+            if not root.is_dir():
+                root = mounted / controllers
+            if not root.is_dir():
+                root = mounted
+        else:
+            continue
         folder = root / path.lstrip("/")
         for group in [folder, *folder.parents]:
             if group.is_dir():
-                yield group, VERSIONS[2 if number == "0" else 1]
+                yield group, files
             if group == root:
                 break
 

@@ -32,8 +32,8 @@ def find(device_name: str, memory_bytes: int = 0) -> dict | None:
         return None
     for variant in yaml_table.read(VARIANTS):
         if _named(variant["name"], device_name):
-            own = {key: value for key, value in variant.items() if key not in ("name", "of")}
-            return options()[variant["of"]] | own
+            differences = {key: value for key, value in variant.items() if key not in ("name", "of")}
+            return options()[variant["of"]] | differences
     same = [figures for figures in options().values() if _named(figures["chip"], device_name)]
     return min(same, key=lambda figures: abs(figures["memory_bytes"] - memory_bytes), default=None)
 
@@ -44,9 +44,13 @@ def _named(chip: str, device_name: str) -> bool:
 
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak FLOP/s of a device in a precision's arithmetic; None where we have no such figure."""
-    row = {"bf16_pure": "bf16"}.get(precision, precision)
-    teraflops = (find(device_name) or {}).get(f"{row}_tflops")
-    return None if teraflops is None else teraflops * 1e12
+    figures = find(device_name)
+    if figures is None:
+        return None
+    teraflops = figures.get(f"{precision.removesuffix('_pure')}_tflops")
+    if teraflops is None:
+        return None
+    return teraflops * 1e12
 
 
 def names() -> str:

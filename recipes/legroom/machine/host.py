@@ -44,7 +44,9 @@ def gpus() -> tuple[Gpu, ...]:
     Empty without a driver, without a CUDA build of torch, or where CUDA_VISIBLE_DEVICES hides them. The answer is
     cached: call `gpus.cache_clear()` after a change of the variable.
     """
-    return nvml.find_visible_gpus() if cuda_is_possible() else ()
+    if not cuda_is_possible():
+        return ()
+    return nvml.find_visible_gpus()
 
 
 def cuda_is_possible() -> bool:
@@ -55,12 +57,16 @@ def cuda_is_possible() -> bool:
 
 def target(cfg: Config) -> Target:
     """What a configuration computes on here; an estimate may be for a GPU on any machine."""
-    device = ("cuda" if cfg.predicts or gpus() else "cpu") if cfg.device == "auto" else cfg.device
-    if cfg.predicts and device != "cpu":
+    device = cfg.device
+    if device == "auto":
+        device = "cuda" if cfg.predicts or gpus() else "cpu"
+    if device == "cpu":
+        return Target(device, None)
+    if cfg.predicts:
         if cfg.gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
             return Target("cuda", None)
         return Target("cuda", Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, cfg.gpu.compute_capability))
-    return Target(device, gpus()[0] if device != "cpu" and gpus() else None)
+    return Target(device, gpus()[0] if gpus() else None)
 
 
 def configuration(values: dict) -> Config:
@@ -72,7 +78,11 @@ def configuration(values: dict) -> Config:
 
 def compiler() -> str | None:
     """The path of the C++ compiler that torch.compile calls on a CPU, or None."""
-    return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        path = shutil.which(name)
+        if path:
+            return path
+    return None
 
 
 def cpu_name() -> str:
@@ -107,4 +117,6 @@ def _memory() -> tuple[int, int] | tuple[None, None]:
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -49,9 +49,12 @@ def python_path() -> str:
     A checkout's recipes/ comes first: it holds nothing else. A folder of installed packages is never put in front of
     the standard library, which some of them would shadow; the interpreter finds its own site-packages itself.
     """
-    inherited = list(filter(None, [os.environ.get("PYTHONPATH")]))
+    folders = []
+    if os.environ.get("PYTHONPATH"):
+        folders = os.environ["PYTHONPATH"].split(os.pathsep)
     source = str(paths.SOURCE)
     if paths.CHECKOUT is not None:
-        return os.pathsep.join([source, *inherited])
-    found_anyway = [*site.getsitepackages(), site.getusersitepackages(), *"".join(inherited).split(os.pathsep)]
-    return os.pathsep.join(inherited if source in found_anyway else [*inherited, source])
+        folders.insert(0, source)
+    elif source not in [*site.getsitepackages(), site.getusersitepackages(), *folders]:
+        folders.append(source)
+    return os.pathsep.join(folders)

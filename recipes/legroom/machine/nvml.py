@@ -78,27 +78,37 @@ def visible_gpus() -> tuple[Gpu, ...]:
     if visible is None:
         return tuple(gpus)
     chosen = []
-    for entry in (part.strip() for part in visible.split(",")):
-        match = [gpu for i, gpu in enumerate(gpus) if str(i) == entry or (entry and gpu.uuid.startswith(entry))]
-        if not match and entry.startswith("MIG-"):  # an instance of a divided GPU has its own handle
-            match = [_gpu(pynvml.nvmlDeviceGetHandleByUUID(entry))]
-        if not match:  # CUDA, too, stops at the first entry that it does not know
+    for entry in visible.split(","):
+        gpu = _named_by(entry.strip(), gpus)
+        if gpu is None:  # CUDA, too, stops at the first entry that it does not know
             break
-        chosen.append(match[0])
+        chosen.append(gpu)
     return tuple(chosen)
+
+
+def _named_by(entry: str, gpus: list[Gpu]) -> Gpu | None:
+    """The GPU that an entry of CUDA_VISIBLE_DEVICES names: by its number, or by the beginning of its UUID."""
+    if not entry:
+        return None
+    for i, gpu in enumerate(gpus):
+        if str(i) == entry or gpu.uuid.startswith(entry):
+            return gpu
+    if entry.startswith("MIG-"):  # an instance of a divided GPU has its own handle
+        return _gpu(_load().nvmlDeviceGetHandleByUUID(entry))
+    return None
 
 
 def used_bytes(uuid: str) -> int | None:
     """Memory in use on a GPU, by all processes together; None for a GPU that shares the host's memory."""
-    found = Nvml()
-    return found.used_bytes(found.query("nvmlDeviceGetHandleByUUID", uuid))
+    queries = Nvml()
+    return queries.used_bytes(queries.query("nvmlDeviceGetHandleByUUID", uuid))
 
 
 def compute_process_ids(uuid: str) -> list[int]:
     """Ids of the processes that compute on a GPU; empty where NVML does not report them (most containers)."""
-    found = Nvml()
-    handle = found.query("nvmlDeviceGetHandleByUUID", uuid)
-    return [process.pid for process in found.query("nvmlDeviceGetComputeRunningProcesses", handle) or []]
+    queries = Nvml()
+    handle = queries.query("nvmlDeviceGetHandleByUUID", uuid)
+    return [process.pid for process in queries.query("nvmlDeviceGetComputeRunningProcesses", handle) or []]
 
 
 def _load() -> ModuleType:
@@ -112,7 +122,9 @@ def _load() -> ModuleType:
 def _gpu(handle: Any) -> Gpu:
     pynvml = _load()
     uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-    whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
+    whole = handle
+    if uuid.startswith("MIG-"):
+        whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     try:
         memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError_NotSupported:  # a GPU that shares the host's memory
@@ -141,9 +153,10 @@ class Nvml:
         except pynvml.NVMLError as error:
             # The driver's library without its kernel module: a machine without a GPU, such as a cluster's login node.
             code = getattr(error, "value", None)
-            broken = code not in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-            why = f"NVML says: {str(error).rstrip('.')}" if broken else "no NVIDIA driver"
-            self.driver = Driver(error=why, broken=broken)
+            if code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+                self.driver = Driver(error="no NVIDIA driver")
+            else:
+                self.driver = Driver(error=f"NVML says: {str(error).rstrip('.')}", broken=True)
             return
         self.library = pynvml
         cuda = self.query("nvmlSystemGetCudaDriverVersion")  # 12040 is 12.4
@@ -159,14 +172,20 @@ class Nvml:
 
     def cards(self) -> list[Card]:
         """Every GPU of the machine, also those that CUDA_VISIBLE_DEVICES hides."""
-        count = self.query("nvmlDeviceGetCount") if self.library else None
-        return [self._card(index) for index in range(count or 0)]
+        if self.library is None:
+            return []
+        return [self._card(index) for index in range(self.query("nvmlDeviceGetCount") or 0)]
 
     def _card(self, index: int) -> Card:
-        pynvml, handle = self.library, self.query("nvmlDeviceGetHandleByIndex", index)
+        handle = self.query("nvmlDeviceGetHandleByIndex", index)
         memory = self.query("nvmlDeviceGetMemoryInfo", handle)
         capability = self.query("nvmlDeviceGetCudaComputeCapability", handle)
-        reasons = self.query("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+        throttling = self.query("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+        reasons = [reason for bit, reason in THROTTLES.items() if throttling & bit]
+        processes = []
+        for process in self.query("nvmlDeviceGetComputeRunningProcesses", handle) or []:
+            processes.append((process.pid, self._process_name(process.pid), process.usedGpuMemory))
+        mig_modes = self.query("nvmlDeviceGetMigMode", handle)  # (now, after the next reset)
         return Card(
             index=index,
             uuid=_text(self.query("nvmlDeviceGetUUID", handle)),
@@ -174,15 +193,12 @@ class Nvml:
             capability=(capability[0], capability[1]) if capability else None,
             memory_bytes=int(memory.total) if memory else None,
             used_bytes=self.used_bytes(handle),
-            processes=tuple(
-                (p.pid, self._process_name(p.pid), p.usedGpuMemory)
-                for p in self.query("nvmlDeviceGetComputeRunningProcesses", handle) or []
-            ),
-            celsius=self.query("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
+            processes=tuple(processes),
+            celsius=self.query("nvmlDeviceGetTemperature", handle, self.library.NVML_TEMPERATURE_GPU),
             limit_watts=_watts(self.query("nvmlDeviceGetPowerManagementLimit", handle)),
             default_watts=_watts(self.query("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
-            throttled_by=tuple(dict.fromkeys(why for bit, why in THROTTLES.items() if reasons & bit)),
-            mig=bool((self.query("nvmlDeviceGetMigMode", handle) or [0])[0]),
+            throttled_by=tuple(dict.fromkeys(reasons)),
+            mig=bool(mig_modes and mig_modes[0]),
         )
 
     def used_bytes(self, handle: Any) -> int | None:
@@ -200,8 +216,12 @@ class Nvml:
 
 
 def _text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value  # older releases of nvidia-ml-py return bytes
+    if isinstance(value, bytes):  # from older releases of nvidia-ml-py
+        return value.decode()
+    return value
 
 
 def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
+    if milliwatts is None:
+        return None
+    return milliwatts / 1000

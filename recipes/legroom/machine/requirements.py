@@ -14,26 +14,30 @@ PYPROJECT = CHECKOUT and CHECKOUT / "pyproject.toml"
 
 
 def listed(pyproject: Path | None = PYPROJECT) -> tuple[str, list[tuple[str | None, str, str | None, str]]]:
-    """(the lowest Python, (the extra or None, the package's name, its lower bound or None, the whole of it) of each
-    requirement).
+    """The lowest Python, and each requirement: its extra or None, its package, its lower bound or None, its line.
 
     pyproject: None where legroom was installed, whose metadata say the same.
     """
-    lowest, lines = _of_the_installed() if pyproject is None else _of_a_checkout(pyproject)
-    found = []
+    if pyproject is None:
+        lowest_python, lines = _of_the_installed()
+    else:
+        lowest_python, lines = _of_a_checkout(pyproject)
+    requirements = []
     for extra, line in lines:
-        requirement = re.match(r"([\w.-]+)[^>;]*(?:>=\s*([\w.]+))?", line)
-        assert requirement, line
-        name, bound = requirement.groups()
+        match = re.match(r"([\w.-]+)[^>;]*(?:>=\s*([\w.]+))?", line)
+        assert match, line
+        name, bound = match.groups()
         if name != NAME and extra != "dev":  # an extra lists other extras
-            found.append((extra, name, bound, line.partition(";")[0].strip()))
-    return lowest.removeprefix(">="), found
+            requirements.append((extra, name, bound, line.partition(";")[0].strip()))
+    return lowest_python.removeprefix(">="), requirements
 
 
 def _of_a_checkout(pyproject: Path) -> tuple[str, list[tuple[str | None, str]]]:
     project = tomllib.loads(pyproject.read_text())["project"]
-    groups = {None: project["dependencies"], **project.get("optional-dependencies", {})}
-    return project["requires-python"], [(extra, line) for extra, group in groups.items() for line in group]
+    lines: list[tuple[str | None, str]] = [(None, line) for line in project["dependencies"]]
+    for extra, group in project.get("optional-dependencies", {}).items():
+        lines += [(extra, line) for line in group]
+    return project["requires-python"], lines
 
 
 def _of_the_installed() -> tuple[str, list[tuple[str | None, str]]]:
@@ -53,8 +57,8 @@ def is_below(version: str | None, bound: str | None) -> bool:
             numbers.pop()
         return numbers
 
-    found = release(version or "")  # empty also for "unknown", as a build from sources may say
-    return bool(found) and bound is not None and found < release(bound)
+    installed = release(version or "")  # empty also for "unknown", as a build from sources may say
+    return bool(installed) and bound is not None and installed < release(bound)
 
 
 def missing() -> list[str]:
@@ -67,10 +71,11 @@ def missing() -> list[str]:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             version = None
-        if is_below(version, bound) or version is None and importlib.util.find_spec(name) is None:
-            has = "is not installed" if version is None else f"{version} is installed"
+        is_missing = version is None and importlib.util.find_spec(name) is None
+        if is_missing or is_below(version, bound):
+            state = "is not installed" if version is None else f"{version} is installed"
             lines.append(
-                f"{name} {has}, and Legroom needs {bound} or newer: pip install '{wanted}'. Where another package "
+                f"{name} {state}, and Legroom needs {bound} or newer: pip install '{wanted}'. Where another package "
                 "needs it as it is, give Legroom an environment of its own."
             )
     return lines

@@ -34,7 +34,9 @@ def block() -> None:
 def take_pending() -> signal.Signals | None:
     """A blocked signal that has arrived, which is taken; or None."""
     pending = signal.sigpending() & set(OF_CLUSTERS)
-    return signal.Signals(signal.sigwait(pending)) if pending else None
+    if not pending:
+        return None
+    return signal.Signals(signal.sigwait(pending))
 
 
 @contextlib.contextmanager
@@ -53,7 +55,9 @@ def passed_to_a_thread(handle: Callable[[int], None]) -> Iterator[None]:
                 handle(number)
 
     with blocked():
-        former = {number: signal.signal(number, lambda number, _: handle(number)) for number in OF_CLUSTERS}
+        former = {}
+        for number in OF_CLUSTERS:
+            former[number] = signal.signal(number, lambda number, _: handle(number))
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
         try:

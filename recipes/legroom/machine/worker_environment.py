@@ -27,7 +27,10 @@ def prepare_imports() -> None:
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Inside, nothing that libraries print while they are imported and load reaches the terminal, also what code in C
-    prints; with an error that is no Refusal all of it does, on stderr."""
+    prints.
+
+    With an error that is no Refusal all of it does, on stderr.
+    """
     with tempfile.TemporaryFile("w+") as output, contextlib.ExitStack() as restore:
         for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
             stream.flush()
@@ -83,10 +86,14 @@ def _choose_devices(cfg: Config, rank_info: RankInfo) -> None:
 
 def _may_ask_hub(cfg: Config) -> bool:
     """Whether the job names a model, a tokenizer, a kernel or a data set that is not a local folder."""
-    names = [cfg.model.pretrained, cfg.data.tokenizer if cfg.data.tokenizer != "bytes" else None]
-    names.append(cfg.model.attention if "/" in cfg.model.attention else None)
-    data_on_hub = cfg.data.kind in ("mrpc", "wikitext") and cfg.data.path is None
-    return data_on_hub or any(name and not paths.expanded(name).exists() for name in names)
+    if cfg.data.kind in ("mrpc", "wikitext") and cfg.data.path is None:
+        return True
+    names = [cfg.model.pretrained]
+    if cfg.data.tokenizer != "bytes":
+        names.append(cfg.data.tokenizer)
+    if "/" in cfg.model.attention:
+        names.append(cfg.model.attention)
+    return any(name and not paths.expanded(name).exists() for name in names)
 
 
 def hub_answers() -> bool:

@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from legroom.tracking.run import Job, Result, Run, flat
 
@@ -21,14 +22,16 @@ class TensorboardRun(Run):
     def __init__(self, job: Job, trouble: Callable[[str], None]):
         from tensorboard.summary import Writer  # pyright: ignore[reportMissingImports]  # may be missing
 
-        self.make, self.writer, self.folder = Writer, None, Path(job.folder, FOLDER)
+        self.make_writer = Writer
+        self.writer: Any = None  # from the first point on
+        self.folder = Path(job.folder, FOLDER)
         self.where = f"tensorboard --logdir {shlex.quote(str(self.folder))}"
 
     def log(self, values: dict[str, float], step: int) -> None:
         """The first points begin the file, and remove that of the training that is resumed: its steps come again."""
         if self.writer is None:
             shutil.rmtree(self.folder, ignore_errors=True)
-            self.writer = self.make(str(self.folder))
+            self.writer = self.make_writer(str(self.folder))
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
@@ -43,22 +46,29 @@ class TensorboardRun(Run):
     @staticmethod
     def sweep_line(folder: Path) -> str:
         """All runs of a sweep beside each other."""
-        return f"tensorboard --logdir {shlex.quote(str(folder))}" if list(folder.glob(f"*/{FOLDER}")) else ""
+        if not any(folder.glob(f"*/{FOLDER}")):
+            return ""
+        return f"tensorboard --logdir {shlex.quote(str(folder))}"
 
 
 class MlflowRun(Run):
     """tracker=mlflow: a run in mlflow.db in the working directory, or in what MLFLOW_TRACKING_URI names."""
 
-    label, where = "MLflow", "mlflow ui"
+    label = "MLflow"
+    where = "mlflow ui"
 
     def __init__(self, job: Job, trouble: Callable[[str], None]):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow  # pyright: ignore[reportMissingImports]  # not in `all`
 
-        self.mlflow, self.client = mlflow, mlflow.MlflowClient()
+        self.mlflow = mlflow
+        self.client = mlflow.MlflowClient()
         experiment = mlflow.set_experiment(job.settings["project"])  # made where there is none
-        tags = {"group": job.group, "tags": ", ".join(job.tags)}
-        tags = {key: value for key, value in tags.items() if value}
+        tags = {}
+        if job.group:
+            tags["group"] = job.group
+        if job.tags:
+            tags["tags"] = ", ".join(job.tags)
         self.id = self.client.create_run(experiment.experiment_id, run_name=job.name, tags=tags).info.run_id
         parameters = [(key, str(value)[:LONGEST_PARAMETER]) for key, value in flat(job.config).items()]
         for first in range(0, len(parameters), PARAMETERS_AT_ONCE):

@@ -30,6 +30,7 @@ TRACKERS: dict[str, type[Run]] = {
     "wandb": WandbRun,
 }
 TEMPORARY = "legroom-tracker-"
+UNLOCKED_SECONDS = 60  # the age up to which a temporary folder may not be locked yet by its process
 POLL_SECONDS = 0.5  # between two looks at steps.jsonl
 EVALUATED = ("loss", *SCORES)
 
@@ -47,13 +48,17 @@ class State:
 
 def serve(descriptor: int) -> None:
     """Track one run after another for the parent, until it is gone: it sends a Job, and a Result when that is over."""
-    channel, inbox = Connection(descriptor), queue.SimpleQueue()
+    channel = Connection(descriptor)
+    inbox = queue.SimpleQueue()
     # Packages make temporary folders as they are imported, and this process ends without taking them down.
-    temporary = tempfile.tempdir = os.environ["TMPDIR"] = _temporary_folder()
+    temporary = _temporary_folder()
+    tempfile.tempdir = temporary
+    os.environ["TMPDIR"] = temporary
     threading.Thread(target=_receive, args=(channel, inbox, temporary), daemon=True).start()
     os.nice(5)  # the training comes first
     while True:
-        session, result = Session(inbox.get(), channel.send), None
+        session = Session(inbox.get(), channel.send)
+        result = None
         while result is None:
             session.attempt(session.read_steps)  # also those of the time that the start took
             with contextlib.suppress(queue.Empty):
@@ -68,15 +73,21 @@ def _temporary_folder() -> str:
     """A folder that is locked while this process lives. Removes those of processes that were killed."""
     import fcntl
 
-    made = tempfile.mkdtemp(prefix=TEMPORARY)
-    for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+    def lock(folder: Path) -> None:
+        """Raises OSError where another process has locked the folder."""
+        fcntl.flock(os.open(folder, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    own_folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    with contextlib.suppress(OSError):
+        lock(own_folder)
+    for folder in own_folder.parent.glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):
-            if str(folder) != made and time.time() - folder.stat().st_mtime < 60:  # it may not be locked yet
+            age_seconds = time.time() - folder.stat().st_mtime
+            if folder == own_folder or age_seconds < UNLOCKED_SECONDS:
                 continue
-            fcntl.flock(os.open(folder, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if str(folder) != made:
-                shutil.rmtree(folder, ignore_errors=True)
-    return made
+            lock(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+    return str(own_folder)
 
 
 def _receive(channel: Connection, inbox: queue.SimpleQueue, temporary: str) -> None:
@@ -96,8 +107,12 @@ class Session:
     """One run. send(state): sends its state to the parent."""
 
     def __init__(self, job: Job, send: Callable[[State], None]):
-        self.send, self.run, self.troubles = send, None, []
-        self.steps, self.earlier, self.offset = Path(job.folder, run_folder.STEPS_FILE), job.earlier, 0
+        self.send = send
+        self.run: Run | None = None
+        self.troubles: list[str] = []
+        self.steps = Path(job.folder, run_folder.STEPS_FILE)
+        self.earlier = job.earlier
+        self.offset = 0
         self.attempt(self.open, job)
 
     def tell(self, done: bool = False) -> None:
@@ -143,18 +158,21 @@ class Session:
 
 def figures(row: dict[str, Any]) -> dict[str, float]:
     """A line of steps.jsonl as a tracker logs it."""
+    values = {}
     if "loss" not in row:
-        found = {key: row.get(f"evaluation_{key}") for key in EVALUATED}
-        return {f"evaluation/{key}": value for key, value in found.items() if value is not None}
+        for key in EVALUATED:
+            if row.get(f"evaluation_{key}") is not None:
+                values[f"evaluation/{key}"] = row[f"evaluation_{key}"]
+        return values
+    values["training/loss"] = float("nan") if row["loss"] is None else row["loss"]
+    for key in ("learning_rate", "gradient_norm", "epoch"):
+        if row.get(key) is not None:
+            values[f"training/{key}"] = row[key]
     seconds = max(row["seconds"], 1e-9)
-    known = {key: row[key] for key in ("learning_rate", "gradient_norm", "epoch") if row.get(key) is not None}
-    return {
-        "training/loss": float("nan") if row["loss"] is None else row["loss"],
-        **{f"training/{key}": value for key, value in known.items()},
-        "training/step_seconds": row["seconds"],
-        "training/samples_per_second": row["samples"] / seconds,
-        "training/tokens_per_second": row["tokens"] / seconds,
-    }
+    values["training/step_seconds"] = row["seconds"]
+    values["training/samples_per_second"] = row["samples"] / seconds
+    values["training/tokens_per_second"] = row["tokens"] / seconds
+    return values
 
 
 def end_children(pid: int) -> None:

@@ -43,15 +43,17 @@ class Result:
 
 
 class Run(abc.ABC):
-    """A run at a tracker, made in the tracker's process, where alone the package is imported. What it raises becomes a
-    warning of the job.
+    """A run at a tracker, made in the tracker's process, where alone the package is imported.
 
+    What it raises becomes a warning of the job.
     label: its name on the screen.
     where: for the screen, where the run can be seen. local: that names files of this machine, so that a sweep has one
     line for all of its jobs. send_later: the command that sends what could not be sent. step: the last one logged.
     """
 
-    label = where = send_later = ""
+    label = ""
+    where = ""
+    send_later = ""
     local = True
     step = 0
 
@@ -64,9 +66,14 @@ class Run(abc.ABC):
         """Log the figures of a step; figures that are not numbers are nan."""
 
     def finish(self, result: Result) -> None:
-        """End the run, and wait until everything is stored. Here: the numbers of the summary become points at the last
-        step, for trackers without a place for a run's results."""
-        self.log({key: value for key, value in result.summary.items() if isinstance(value, (int, float))}, self.step)
+        """End the run, and wait until everything is stored.
+
+        Here the numbers of the summary become points at the last step, for trackers without a place for results.
+        """
+        numbers: dict[str, float] = {
+            key: value for key, value in result.summary.items() if isinstance(value, (int, float))
+        }
+        self.log(numbers, self.step)
 
     @staticmethod
     def sweep_line(folder: Path) -> str:
@@ -76,20 +83,22 @@ class Run(abc.ABC):
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries as one, with keys like `train/seed`; None is left out."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}/")
+            flattened |= flat(value, f"{prefix}{key}/")
         elif value is not None:
-            found[f"{prefix}{key}"] = value
-    return found
+            flattened[f"{prefix}{key}"] = value
+    return flattened
 
 
 def reason(error: BaseException | str) -> str:
     """An error in one line, without anything that could be a key or a password."""
     text = " ".join((str(error) or type(error).__name__).split())
     text = text.partition(" Consider increasing")[0].rstrip(".")  # advice about a setting that is ours
-    for key in filter(None, map(os.environ.get, SECRETS)):
-        text = text.replace(key, "***")
+    for name in SECRETS:
+        secret = os.environ.get(name)
+        if secret:
+            text = text.replace(secret, "***")
     text = re.sub(r"//[^/\s@]+@", "//***@", text)  # a proxy's password
     return re.sub(r"[A-Za-z0-9_+=-]{40,}", "***", text)[:300]  # keys have 40 characters or more

@@ -40,9 +40,12 @@ def open_tracker(
     if not tracker_options.sends(cfg):
         return Tracker()
     overrides = [override for override in outcome.overrides if not override.lstrip("+~").startswith("tracker")]
-    names = dict.fromkeys([*(override for override in differs if override in overrides), *overrides])
-    config = outcome.config | {key: getattr(outcome, key) for key in ("config_key", "overrides", "environment")}
-    return ProcessTracker(_job(cfg, folder, " ".join(names) or outcome.config_key, group, config))
+    first = [override for override in differs if override in overrides]
+    name = " ".join(dict.fromkeys([*first, *overrides])) or outcome.config_key
+    config = dict(outcome.config)
+    for key in ("config_key", "overrides", "environment"):
+        config[key] = getattr(outcome, key)
+    return ProcessTracker(_job(cfg, folder, name, group, config))
 
 
 def sweep_line(cfg: Config, folder: Path) -> str:
@@ -51,24 +54,39 @@ def sweep_line(cfg: Config, folder: Path) -> str:
         return ""
     kind = TRACKERS[cfg.tracker.kind]
     line = kind.sweep_line(folder.absolute())
-    return f"{kind.label}: {line}" if line else ""
+    if not line:
+        return ""
+    return f"{kind.label}: {line}"
 
 
 def _job(cfg: Config, folder: Path, name: str, group: str | None, config: dict[str, Any]) -> Job:
     """The tags are the recipe, the model and the options by which runs are searched, then what a person has typed."""
-    menus = [config[menu] for menu in ("recipe", "model", "precision", "optim", "parallelism") if menu in config]
-    chosen = [os.path.basename(menu.get("pretrained") or menu.get("name") or "") for menu in menus]
-    tags = list(dict.fromkeys(filter(None, [*chosen, *(cfg.tracker.tags or ())])))
-    settings, folder = dataclasses.asdict(cfg.tracker), folder.absolute()
-    steps = stamp(folder / run_folder.STEPS_FILE)
-    return Job(cfg.tracker.kind, settings, str(folder), name, group, tags, config, steps)
+    tags: dict[str, None] = {}  # each once
+    for menu in ("recipe", "model", "precision", "optim", "parallelism"):
+        values = config.get(menu, {})
+        tags[os.path.basename(values.get("pretrained") or values.get("name") or "")] = None
+    tags |= dict.fromkeys(cfg.tracker.tags or ())
+    folder = folder.absolute()
+    return Job(
+        tracker=cfg.tracker.kind,
+        settings=dataclasses.asdict(cfg.tracker),
+        folder=str(folder),
+        name=name,
+        group=group,
+        tags=[tag for tag in tags if tag],
+        config=config,
+        earlier=stamp(folder / run_folder.STEPS_FILE),
+    )
 
 
 def summary(outcome: Record) -> dict[str, Any]:
     """What a job came to, flat: status, and memory/..., speed/..., evaluation/..., training/... and error/..."""
-    parts = {key: getattr(outcome, key) for key in ("training", "evaluation", "speed", "memory", "error")}
-    values = flat({key: dataclasses.asdict(part) for key, part in parts.items() if part is not None})
-    return {"status": outcome.status} | {key: value for key, value in values.items() if not isinstance(value, list)}
+    values: dict[str, Any] = {"status": outcome.status}
+    for key in ("training", "evaluation", "speed", "memory", "error"):
+        part = getattr(outcome, key)
+        if part is not None:
+            values |= flat(dataclasses.asdict(part), f"{key}/")
+    return {key: value for key, value in values.items() if not isinstance(value, list)}
 
 
 class Tracker:
@@ -88,11 +106,15 @@ class ProcessTracker(Tracker):
     """A run at one of the trackers in `TRACKERS`."""
 
     def __init__(self, job: Job):
-        self.job, self.kind, self.state = job, TRACKERS[job.tracker], State()
+        self.job = job
+        self.kind = TRACKERS[job.tracker]
+        self.state = State()
         self.process: TrackerProcess | None = None
         with self._troubled():
-            waiting = _idle.pop() if _idle else None
-            self.process = waiting if waiting and waiting.process.poll() is None else TrackerProcess()
+            if _idle:
+                self.process = _idle.pop()
+            if self.process is None or self.process.process.poll() is not None:
+                self.process = TrackerProcess()
             self.process.channel.send(job)
 
     def finish(self, outcome: Record) -> list[str]:
@@ -109,13 +131,18 @@ class ProcessTracker(Tracker):
                 _idle.append(process)
             elif process:
                 process.end()
-        state, where = self.state, f"{self.kind.label}: {self.state.where}" if self.state.where else ""
-        in_warning = bool(state.troubles) and bool(state.send_later) and state.local
-        self.line = "" if in_warning or (state.local and self.job.group) else where
+        state = self.state
+        is_in_warning = state.local and state.troubles and state.send_later
+        is_of_sweep = state.local and self.job.group  # which has one line for all of its jobs
+        self.line = ""
+        if state.where and not is_in_warning and not is_of_sweep:
+            self.line = f"{self.kind.label}: {state.where}"
         if not state.troubles:
             return []
-        rest = f"To send it later: {state.send_later}" if state.send_later else "The run's own files hold everything."
-        return [f"{self.kind.label}: {'; '.join(state.troubles)}. {rest}"]
+        advice = "The run's own files hold everything."
+        if state.send_later:
+            advice = f"To send it later: {state.send_later}"
+        return [f"{self.kind.label}: {'; '.join(state.troubles)}. {advice}"]
 
     def _listen(self, channel: Connection, result: Result, limit: float) -> None:
         """Send the result and receive states until the tracker has it all, or the limit in seconds is over."""
@@ -133,7 +160,8 @@ class ProcessTracker(Tracker):
         try:
             yield
         except (OSError, EOFError) as error:
-            self.state.troubles.append(f"its process has failed ({reason(error) if str(error) else 'ended early'})")
+            text = reason(error) if str(error) else "ended early"
+            self.state.troubles.append(f"its process has failed ({text})")
 
 
 class TrackerProcess:

@@ -44,7 +44,8 @@ class WandbRun(Run):
 
         # Unless a person wants it, no report about us goes to W&B: it would be one more thing to wait for.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        self.folder, self.trouble = Path(job.folder), trouble
+        self.folder = Path(job.folder)
+        self.trouble = trouble
         # Half of the time for the start, most of it for the end: so the parent hears what came of both.
         seconds = job.settings["finish_seconds"]
         settings = QUIET | {"init_timeout": seconds / 2, "finish_timeout": seconds * 0.8}
@@ -65,29 +66,42 @@ class WandbRun(Run):
         )
         self.local = self.run.offline or not self.run.url
         files = shlex.quote(str(Path(self.run.dir).parent))
-        self.send_later = f"wandb sync {files}" if self.local else f"wandb sync --include-online {files}"
-        self.where = f"logged offline; to send it: {self.send_later}" if self.local else self.run.url
+        if self.local:
+            self.send_later = f"wandb sync {files}"
+            self.where = f"logged offline; to send it: {self.send_later}"
+        else:
+            self.send_later = f"wandb sync --include-online {files}"
+            self.where = self.run.url
 
     def _start(self, **init: Any) -> Any:
         import wandb
 
-        self.output = sys.stderr = io.StringIO()
-        why = WandbRun.offline_because
-        if why is None:
-            offline = (init["mode"] or os.environ.get("WANDB_MODE")) == "offline"  # resumed by its id when it is sent
+        self._take_output()
+        cause = WandbRun.offline_because
+        if cause is None:
+            is_offline = (init["mode"] or os.environ.get("WANDB_MODE")) == "offline"
+            resume = None  # offline it is resumed by its id, when it is sent
+            if self.earlier and not is_offline:
+                resume = "allow"
             try:
-                return wandb.init(**init, resume="allow" if self.earlier and not offline else None)
+                return wandb.init(**init, resume=resume)
             except Exception as error:  # no key, a wrong one, no network, a server that does not answer
-                why = f"no log-in or no connection ({reason(error)}), so it logged offline"
+                cause = f"no log-in or no connection ({reason(error)}), so it logged offline"
             stop_service()
             for folder in set(self.folder.glob("wandb/run-*")) - set(self.earlier):
                 shutil.rmtree(folder, ignore_errors=True)  # the failed start's: it holds nothing
-            self.output = sys.stderr = io.StringIO()
-        os.environ["WANDB_MODE"] = init["mode"] = "offline"  # also over a mode there that wandb does not know
+            self._take_output()
+        init["mode"] = "offline"
+        os.environ["WANDB_MODE"] = "offline"  # also over a mode there that wandb does not know
         run = wandb.init(**init)
-        WandbRun.offline_because = why
-        self.trouble(why)
+        WandbRun.offline_because = cause
+        self.trouble(cause)
         return run
+
+    def _take_output(self) -> None:
+        """Keep what W&B prints from now on, for `finish`."""
+        self.output = io.StringIO()
+        sys.stderr = self.output
 
     def log(self, values: dict[str, float], step: int) -> None:
         if step >= self.run.starting_step:  # W&B has the earlier steps of a run that goes on
@@ -114,8 +128,9 @@ class WandbRun(Run):
     def sweep_line(folder: Path) -> str:
         """The command that sends all offline runs of a sweep."""
         pattern = "*/wandb/offline-run-*"
-        files = f"{shlex.quote(str(folder))}/{pattern}"
-        return f"to send the whole sweep: wandb sync {files}" if list(folder.glob(pattern)) else ""
+        if not any(folder.glob(pattern)):
+            return ""
+        return f"to send the whole sweep: wandb sync {shlex.quote(str(folder))}/{pattern}"
 
 
 def stop_service() -> None:
