@@ -97,11 +97,12 @@ class Supervisor:
         if reason == "interrupted" and self.workers:
             self._signal_workers(signal.SIGINT)
             self._watch(time.monotonic() + GRACE_SECONDS)
+        exit_codes = {}  # by rank, of workers that have ended by themselves
         for worker in self.workers:
-            worker.process.poll()
+            code = worker.process.poll()
+            if code is not None:
+                exit_codes[worker.rank_info.rank] = code
         self._receive_all()  # after the poll, as in `_watch`
-        polled = {worker.rank_info.rank: worker.process.returncode for worker in self.workers}
-        exit_codes = {rank: code for rank, code in polled.items() if code is not None}
         for worker in self.workers:
             _end(worker)
         if self._stop.to_stop and reason == "exited" and self._only_lost_contact():
@@ -112,15 +113,21 @@ class Supervisor:
         cause = None
         if reason == "exited" or self.failures:
             cause = find_cause(self.failures, exit_codes)
-        code = 0
-        if self.workers:
-            final_code = self.workers[0].process.returncode
-            code = -signal.SIGKILL if final_code is None else final_code
+        code = self._exit_code()
         if not self.job.rank_info.is_main:
             return self._nonzero_rank_record(reason, code, cause)
         out_of_memory = code < 0 and post_mortem.kernel_kills() > kernel_kills
         worker = WorkerExit(reason, code, self.phase, out_of_memory, self._stop.signal)
         return post_mortem.leave_record(self.job, worker, cause, self.unwritten)
+
+    def _exit_code(self) -> int:
+        """Of the worker, of several that of rank 0, once all were ended; 0 where none has started."""
+        if not self.workers:
+            return 0
+        code = self.workers[0].process.returncode
+        if code is None:  # it was killed, and waits inside a driver
+            return -signal.SIGKILL
+        return code
 
     def _nonzero_rank_record(self, reason: str, code: int, cause: RankFailed | None) -> Record:
         """How a rank other than 0 ended, under a launcher. Published here if the worker could not do so itself."""
@@ -145,20 +152,17 @@ class Supervisor:
         Once one rank has failed, the others get GRACE_SECONDS of the failure store: they may still report an error, or
         wait for the failed rank forever.
         """
-        forwarded = False
         grace_end = None
         while True:
             if forward_stop and _launcher_is_gone():  # nothing else would end its ranks
-                if not self.saves_on_signal:
-                    return "interrupted"
                 self._stop.to_stop = True
-            if forward_stop and self._stop.to_stop and not forwarded:
+            if forward_stop and self._stop.to_stop:
                 if not self.saves_on_signal:
                     return "interrupted"
                 if self._is_loading():
                     return "preempted"
-                forwarded = True
                 self._signal_workers(signal.SIGTERM)
+                forward_stop = False
                 if self.phase == "train":  # a later one is left at once
                     self._on_message(Shown(STOPPING.format(os.getpid())))
             now = time.monotonic()

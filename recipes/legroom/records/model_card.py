@@ -84,12 +84,12 @@ def usage(outcome: Record, run: str, chat: str) -> str | None:
     folder = str(Path(run, run_folder.MODEL_FOLDER))
     if adapter or has_no_pipeline:
         return f"as {Path(folder, FILE_NAME)} shows"
-    given = '"a text"'
+    text_in_code = '"a text"'
     if kind.pipeline == "fill-mask":
-        given = '"a text with " + use.tokenizer.mask_token'
+        text_in_code = '"a text with " + use.tokenizer.mask_token'
     model = json.dumps(folder, ensure_ascii=False)
-    code = f'from transformers import pipeline; use = pipeline("{kind.pipeline}", model={model}); print(use({given}))'
-    return f"python -c {shlex.quote(code)}"
+    use = f'from transformers import pipeline; use = pipeline("{kind.pipeline}", model={model})'
+    return f"python -c {shlex.quote(f'{use}; print(use({text_in_code}))')}"
 
 
 def _python_lines(outcome: Record, base: str, says_ends: bool) -> str | None:

@@ -25,24 +25,24 @@ MOST_OTHERS = 5  # runs with a model that are named beside the best one
 # --- where it is ---------------------------------------------------------------------------------------
 
 
-def locate(given: Path, use: str = "chat") -> tuple[Path, Record | None]:
+def locate(path: Path, use: str = "chat") -> tuple[Path, Record | None]:
     """(the folder with the model or the adapter, the record of its run if it is in one). Raises Refusal.
 
     use: the command that asks, and what is typed behind the folder, for the command that a refusal names.
     """
-    given = paths.expanded(given)
-    if given.name in ("", ".."):  # neither its name nor its parent says where it is
-        given = given.resolve()
-    if not given.is_dir():
-        raise Refusal(f"{given} is no folder.{_newest(use)}")
-    run = given
-    if given.name == run_folder.MODEL_FOLDER and _is_run(given.parent):
-        run = given.parent
+    path = paths.expanded(path)
+    if path.name in ("", ".."):  # neither its name nor its parent says where it is
+        path = path.resolve()
+    if not path.is_dir():
+        raise Refusal(f"{path} is no folder.{_newest(use)}")
+    run = path
+    if path.name == run_folder.MODEL_FOLDER and _is_run(path.parent):
+        run = path.parent
     record = _record(run) if _is_run(run) else None
-    folder = _model_folder(given, run, record)
+    folder = _model_folder(path, run, record)
     if (folder / "config.json").is_file() or (folder / ADAPTER_FILE).is_file():
         return folder, record
-    raise Refusal(_why_no_model(given, run, record, use))
+    raise Refusal(_why_no_model(path, run, record, use))
 
 
 def _is_run(folder: Path) -> bool:
@@ -56,48 +56,48 @@ def _record(run: Path) -> Record:
         raise Refusal(f"{run / record_file.FILE_NAME} cannot be used: {error}") from None
 
 
-def _model_folder(given: Path, run: Path, record: Record | None) -> Path:
+def _model_folder(path: Path, run: Path, record: Record | None) -> Path:
     """The folder in which the model is to be looked for."""
     if record is not None:
         return run / run_folder.MODEL_FOLDER
-    inside = given / run_folder.MODEL_FOLDER  # of a run in its last evaluation, before its record is written
-    if inside.is_dir() and not (given / "config.json").is_file():
+    inside = path / run_folder.MODEL_FOLDER  # of a run in its last evaluation, before its record is written
+    if inside.is_dir() and not (path / "config.json").is_file():
         return inside
-    return given
+    return path
 
 
-def _why_no_model(given: Path, run: Path, record: Record | None, use: str) -> str:
+def _why_no_model(path: Path, run: Path, record: Record | None, use: str) -> str:
     """What a folder holds in place of a model, and what to type."""
     if record is None:
         runs = []
         for depth in RUNS_BELOW:
-            runs += [(_record(path.parent), path.parent) for path in given.glob(depth)]
+            runs += [(_record(file.parent), file.parent) for file in path.glob(depth)]
         if runs:
-            return _several(given, runs, use)
+            return _several(path, runs, use)
     if checkpoint_files.found(run):
         start = "the command of its training with" if record is None else _training(record)
         command = f"{start} resume=latest save.final=true hydra.run.dir={shlex.quote(str(run))}"
-        return f"{given} holds checkpoints and no trained model. To save it, type {command}"
+        return f"{path} holds checkpoints and no trained model. To save it, type {command}"
     if record is None:
-        return f"{given} holds no run (result.json) and no model (config.json, {ADAPTER_FILE}).{_newest(use)}"
+        return f"{path} holds no run (result.json) and no model (config.json, {ADAPTER_FILE}).{_newest(use)}"
     content = "no trained model, and no checkpoint"
     if record.recipe == "estimate":
         content = "an estimate, which trains nothing"
-    return f"{given} holds {content}. To train and to keep the model, type {_training(record)} save.final=true"
+    return f"{path} holds {content}. To train and to keep the model, type {_training(record)} save.final=true"
 
 
-def _several(given: Path, runs: list[tuple[Record, Path]], use: str) -> str:
+def _several(path: Path, runs: list[tuple[Record, Path]], use: str) -> str:
     """Which of the runs in a folder, as of a sweep, to name: that of the lowest loss, if one has a model."""
     counted = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     saved = [run for run in runs if (run[1] / run_folder.MODEL_FOLDER).is_dir()]
     if not saved:
         best, _ = min(runs, key=_by_loss)
         return (
-            f"{given} holds {counted} and no model. For the one of the lowest loss, type {_training(best)} "
+            f"{path} holds {counted} and no model. For the one of the lowest loss, type {_training(best)} "
             "save.final=true"
         )
     saved.sort(key=_by_loss)
-    text = f"{given} holds {counted}. For the one of the lowest loss, type {_using(use, saved[0][1])}"
+    text = f"{path} holds {counted}. For the one of the lowest loss, type {_using(use, saved[0][1])}"
     others = [str(folder) for _, folder in saved[1 : MOST_OTHERS + 1]]
     if others:
         text += f"; others with a model: {', '.join(others)}"

@@ -56,16 +56,20 @@ def cost_of_million_tokens(record: Record) -> float | None:
     """
     gpu = record.config.get("gpu") or {}
     price = gpu.get("price_per_hour")
-    tokens_per_second = record.speed.tokens_per_second
-    if record.estimate is not None and record.estimate.unpadded_tokens_per_second:
-        tokens_per_second = record.estimate.unpadded_tokens_per_second
-    elif tokens_per_second:
-        tokens_per_second *= 1 - (record.training.padding_share or 0)
+    tokens_per_second = _unpadded_tokens_per_second(record)
     if price is None or not tokens_per_second:
         return None
     mode = record.config.get("parallelism") or {}
     gpus = max(mode.get("num_processes") or 1, mode.get("replicas") or 1)  # with dp one process has several
     return price * gpus / HOUR_SECONDS / tokens_per_second * MILLION
+
+
+def _unpadded_tokens_per_second(record: Record) -> float | None:
+    if record.estimate is not None and record.estimate.unpadded_tokens_per_second:
+        return record.estimate.unpadded_tokens_per_second
+    if record.speed.tokens_per_second is None:
+        return None
+    return record.speed.tokens_per_second * (1 - (record.training.padding_share or 0))
 
 
 # --- memory --------------------------------------------------------------------------------------------
