@@ -25,7 +25,7 @@ def failed(rank: int, lost: bool = False, status: str = "failed") -> RankFailed:
         ([], {0: 0, 2: 3, 1: 7}, 1),
     ],
 )
-def test_the_cause_is_the_first_that_is_more_than_lost_contact(reported, codes, rank):
+def test_cause_is_the_first_real_failure(reported, codes, rank):
     found = supervise.find_cause(reported, codes)
     assert (None if found is None else found.error.rank) == rank
     if not reported and rank is not None:

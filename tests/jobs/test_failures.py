@@ -24,7 +24,7 @@ from legroom.jobs import failures
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_lack_of_memory_is_known_in_all_its_forms(error):
+def test_out_of_memory_is_recognised(error):
     status, described = failures.describe(error, "eval", compose("device=cpu").cfg)
     assert status == "oom" and described.phase == "eval" and described.hint
 
@@ -55,11 +55,11 @@ class Silent(Exception):
     [(ValueError(" a\nb "), "a"), (KeyError(), "KeyError"), (ValueError("\n"), "ValueError"), (Silent(), "Silent")],
     ids=range(4),
 )
-def test_an_error_is_said_in_a_line_and_one_without_words_by_its_kind(error, said):
+def test_error_without_message_has_its_type(error, said):
     assert first_line(error) == said
 
 
-def test_a_refusal_and_ctrl_c_are_no_failures():
+def test_refusal_and_interrupt_are_no_failures():
     cfg = compose("device=cpu").cfg
     assert failures.describe(Refusal("type that instead"), "load", cfg)[0] == "refused"
     assert failures.describe(KeyboardInterrupt(), "load", cfg)[0] == "interrupted"
@@ -91,7 +91,7 @@ IN_BACKWARD = "optim.in_backward=true train.max_grad_norm=0"
     ],
     ids=lambda words: " ".join(words),
 )
-def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
+def test_hint_names_the_remaining_levers(words, tried, untried):
     hint = advice.untried(compose("device=cpu", *words).cfg)
     assert all(lever in hint for lever in tried) and not any(lever in hint for lever in untried), hint
 
@@ -105,11 +105,11 @@ def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
     ],
     ids=str,
 )
-def test_in_the_optimizers_step_no_smaller_batch_helps(words, hint):
+def test_hint_in_the_optimizer_step(words, hint):
     assert advice.untried(compose("device=cpu", *words).cfg, "step") == f"Try, the cheapest first: {hint}."
 
 
-def test_with_every_lever_pulled_the_hint_says_so():
+def test_hint_without_remaining_levers():
     words = ["optim=sgd", "precision=bf16", "batch.per_device=1", "checkpointing=full", "data.seq_len=2"]
     words += IN_BACKWARD.split()
     assert "smaller model" in advice.untried(compose("device=cpu", *words).cfg)
@@ -117,7 +117,7 @@ def test_with_every_lever_pulled_the_hint_says_so():
     assert "smaller model" in advice.untried(compose("device=cpu", *words).cfg, "step")
 
 
-def test_the_hint_for_an_older_gpu_names_what_it_can_do():
+def test_hint_for_an_older_gpu():
     hint = advice.untried(compose("recipe=estimate", "gpu=v100_16gb").cfg)
     assert "precision=fp16" in hint and "bf16" not in hint
 
@@ -149,7 +149,7 @@ def test_the_hint_for_an_older_gpu_names_what_it_can_do():
     ids=str,
 )
 @pytest.mark.parametrize("phase", ["backward", "step"])
-def test_each_lever_of_a_hint_can_be_typed(words, phase):
+def test_levers_of_a_hint_can_be_typed(words, phase):
     hint = advice.untried(compose("device=cpu", *words).cfg, phase)
     for lever in hint.removeprefix("Try, the cheapest first: ").rstrip(".").split(", "):
         named = {word.split("=")[0].split(".")[0] for word in lever.split()}
@@ -165,6 +165,6 @@ def test_each_lever_of_a_hint_can_be_typed(words, phase):
         ("DataLoader worker (pid 7) exited", "data.workers=0"),
     ],
 )
-def test_failures_that_people_meet_often_have_a_hint(message, word):
+def test_common_failures_have_a_hint(message, word):
     assert word in failures.failure_hint(RuntimeError(message))
     assert failures.failure_hint(RuntimeError("something else")) is None

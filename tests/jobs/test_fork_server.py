@@ -70,7 +70,7 @@ def run(make_job):
 
 
 @pytest.mark.slow
-def test_bitsandbytes_is_imported_by_the_jobs_that_need_it_alone(server_with, run):
+def test_bitsandbytes_is_imported_when_needed(server_with, run):
     """In the server it took a core from the first job of a sweep, whose speed was a third too low beside the others."""
     server = server_with(
         "bitsandbytes/__init__.py", "import os\nos.write(2, b'imported')\nraise RuntimeError('no such library')"
@@ -83,7 +83,7 @@ def test_bitsandbytes_is_imported_by_the_jobs_that_need_it_alone(server_with, ru
 
 
 @pytest.mark.slow
-def test_a_dead_fork_server_costs_no_job(server_with, run):
+def test_dead_fork_server_costs_no_job(server_with, run):
     server = server_with("empty.py", "")
     outcome, shown = run(server, "train.max_steps=50", then=lambda: server.process.send_signal(signal.SIGABRT))
     assert outcome.status == "ok" and outcome.training.steps == 50 and not shown
@@ -95,7 +95,7 @@ def test_a_dead_fork_server_costs_no_job(server_with, run):
 
 @pytest.mark.slow_for("6")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
-def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(server_with, run, number):
+def test_killed_worker_of_a_killed_server(server_with, run, number):
     server = server_with("empty.py", "")
 
     def then():
@@ -108,7 +108,7 @@ def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(server
     assert (outcome.status, outcome.error.message) == ("killed", number.name)
 
 
-def test_a_worker_for_which_nobody_waits_any_more_is_ended(server_with, run):
+def test_unwatched_worker_is_ended(server_with, run):
     server = server_with("empty.py", "")
     left = []
 
@@ -131,7 +131,7 @@ def test_a_worker_for_which_nobody_waits_any_more_is_ended(server_with, run):
         pytest.param("os.kill(os.getpid(), 9)", "SIGKILL", marks=pytest.mark.slow),
     ],
 )
-def test_a_server_that_dies_at_import_is_replaced(server_with, run, what, cause):
+def test_server_that_dies_at_import_is_replaced(server_with, run, what, cause):
     server = server_with("sitecustomize.py", IN_SERVER.format(what=what))
     outcome, shown = run(server)
     assert outcome.status == "ok" and len(shown) == 1 and cause in shown[0] and shown[0] in outcome.warnings
@@ -139,7 +139,7 @@ def test_a_server_that_dies_at_import_is_replaced(server_with, run, what, cause)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_worker_that_ends_while_its_server_hangs_ends_its_job(server_with, run, killed):
+def test_worker_ends_while_its_server_hangs(server_with, run, killed):
     server = server_with("empty.py", "")
 
     def then():
@@ -151,7 +151,7 @@ def test_a_worker_that_ends_while_its_server_hangs_ends_its_job(server_with, run
     assert outcome.status == ("killed" if killed else "ok")
 
 
-def test_a_server_that_hangs_is_ended_at_the_time_limit(server_with, run):
+def test_hanging_server_is_ended(server_with, run):
     server = server_with("sitecustomize.py", IN_SERVER.format(what="time.sleep(1000)"))
     start = time.monotonic()
     outcome, _ = run(server, "launch.timeout_seconds=2")

@@ -54,7 +54,7 @@ def job(composed, tmp_path):
     ],
     ids=lambda value: value.phase + value.reason if isinstance(value, WorkerExit) else "",
 )
-def test_a_worker_that_left_no_record_has_one_of_its_end(job, monkeypatch, worker, cause, status, error):
+def test_record_of_a_worker_without_one(job, monkeypatch, worker, cause, status, error):
     monkeypatch.setattr(host, "memory_bytes", lambda: 3 * 2**30)
     found = post_mortem.leave_record(job, worker, cause)
     assert record_file.read(job.folder) == found and found.status == status
@@ -78,14 +78,14 @@ def test_a_worker_that_left_no_record_has_one_of_its_end(job, monkeypatch, worke
         (1, None, "failed"),
     ],
 )
-def test_the_end_of_the_log_tells_a_want_of_memory(job, code, log, status):
+def test_log_shows_out_of_memory(job, code, log, status):
     if log is not None:
         (job.folder / run_folder.LOG_FILE).write_text(log)
     found = post_mortem.leave_record(job, WorkerExit("exited", code, "train", False), None)
     assert found.status == status and (found.error.type == "BadAlloc") is (status == "oom")
 
 
-def test_only_whole_lines_of_steps_count(job):
+def test_cut_lines_of_steps_do_not_count(job):
     rows = [{"step": n, "loss": 1 / n, "samples": 4, "tokens": 32} for n in (1, 2)]
     rows.insert(1, {"step": 1, "evaluation_loss": 0.5})
     (job.folder / run_folder.STEPS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3, "lo')
@@ -107,14 +107,14 @@ def test_steps_of_an_earlier_attempt_do_not_count(job):
         (0, OF_RANK_1, ["rank 1: shapes differ, while memory was counted; the training had ended."]),
     ],
 )
-def test_a_result_that_was_written_stays_whatever_counting_memory_came_to(job, code, cause, said):
+def test_written_result_stays(job, code, cause, said):
     job.record.status = "ok"
     record_file.write(job.record, job.folder)
     found = post_mortem.leave_record(job, WorkerExit("exited", code, "count", False), cause)
     assert found.status == "ok" and found.warnings == said and record_file.read(job.folder) == found
 
 
-def test_a_rank_that_only_lost_contact_has_the_cause_in_its_record(job):
+def test_lost_contact_has_the_cause(job):
     job.record.status, job.record.error = "failed", Error("forward", "DistNetworkError", "reset by peer")
     record_file.write(job.record, job.folder)
     left = WorkerExit("exited", 1, "train", False)

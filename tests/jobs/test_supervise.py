@@ -93,7 +93,7 @@ class Unkillable:
         pass
 
 
-def test_a_worker_that_cannot_be_killed_leaves_a_record(make_job):
+def test_unkillable_worker_leaves_a_record(make_job):
     supervisor = supervise.Supervisor(make_job(*small()), lambda _: None)
     parent_end, _worker_end = multiprocessing.Pipe()
     supervisor.workers = [launch.Running(Unkillable(), parent_end, RankInfo())]
@@ -102,7 +102,7 @@ def test_a_worker_that_cannot_be_killed_leaves_a_record(make_job):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_inside_a_message_leaves_a_record(make_job, fault):
+def test_worker_killed_inside_a_message(make_job, fault):
     code = """
 import os, legroom.training.setup
 def die(*_, **__):
@@ -133,7 +133,7 @@ def wait_for(condition, seconds: float = 60):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("phase", ["load", "forward", "backward", "step", "save", "eval"])
-def test_an_error_is_a_failure_that_says_where(train, fault, recipe, phase):
+def test_error_has_its_phase(train, fault, recipe, phase):
     run = train(
         f"recipe={recipe}", "save.final=true", "train.max_steps=3", fork_server=fault(breaks(phase)), status="failed"
     )
@@ -146,7 +146,7 @@ def test_an_error_is_a_failure_that_says_where(train, fault, recipe, phase):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("phase", ["load", "forward", "backward", "step", "eval"])
-def test_out_of_memory_is_a_result_that_says_where_and_what_to_try(train, fault, recipe, phase):
+def test_out_of_memory_has_phase_and_hint(train, fault, recipe, phase):
     run = train(f"recipe={recipe}", "train.max_steps=3", fork_server=fault(breaks(phase, OUT_OF_MEMORY)), status="oom")
     assert run.record.error.phase == phase
     of_phase = {"step": "optim=adamw_fused", "eval": "eval.batch=4"}.get(phase, "batch.per_device=1")
@@ -154,7 +154,7 @@ def test_out_of_memory_is_a_result_that_says_where_and_what_to_try(train, fault,
         assert lever in run.record.error.hint
 
 
-def test_a_loss_that_is_no_number_is_null_and_a_warning(train):
+def test_nan_loss_is_null_with_a_warning(train):
     run = train(
         "optim=sgd",
         "optim.momentum=0",
@@ -174,7 +174,7 @@ def test_a_loss_that_is_no_number_is_null_and_a_warning(train):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
-def test_a_killed_worker_leaves_its_steps(train, fault, number):
+def test_killed_worker_leaves_its_steps(train, fault, number):
     """Two whole steps, and a third line that it could not finish."""
     dies = (
         f"open(job.folder / 'steps.jsonl', 'a').write('{{\"step\": 3, \"lo'); "
@@ -191,13 +191,13 @@ def test_a_killed_worker_leaves_its_steps(train, fault, number):
     assert record_file.read(run.folder) == run.record
 
 
-def test_a_worker_that_leaves_without_a_word_has_failed(train, fault):
+def test_silent_worker_has_failed(train, fault):
     run = train(fork_server=fault("import os; os._exit(7)"), status="failed")
     assert "exit code 7" in run.record.error.message and run.record.error.phase == "load"
     assert "log.txt" in run.record.error.hint
 
 
-def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fault, monkeypatch):
+def test_kernel_out_of_memory(train, fault, monkeypatch):
     """Seen from a counter of the system's that grew while the job ran."""
     kills = iter([0, 1])
     monkeypatch.setattr(post_mortem, "kernel_kills", lambda: next(kills))
@@ -214,13 +214,13 @@ def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fa
     ],
     ids=["C++", "OpenMP", "Python"],
 )
-def test_a_process_ended_for_want_of_memory_is_oom(train, fault, line, end):
+def test_process_out_of_memory(train, fault, line, end):
     run = train(fork_server=fault(f"import os; os.write(2, {line.encode()!r}); {end}"), status="oom")
     assert "memory" in run.record.error.message and "precision=bf16" in run.record.error.hint
 
 
 @pytest.mark.slow
-def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
+def test_time_limit_keeps_the_steps(train):
     train()  # so that the fork server has its libraries before the clock starts
     start = time.monotonic()
     run = train(*LONG, "train.log_seconds=0", "launch.timeout_seconds=4", status="timeout")
@@ -230,7 +230,7 @@ def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
 
 
 @pytest.mark.slow
-def test_nothing_of_a_job_stays_behind(train, fork_server):
+def test_no_process_is_left(train, fork_server):
     """Loader processes neither, also where the job was ended by force."""
     train(*LONG, "data.workers=2", "launch.timeout_seconds=4", status="timeout")
     wait_for(lambda: not psutil.Process(fork_server.pid).children(recursive=True), 5)
@@ -242,7 +242,7 @@ def test_nothing_of_a_job_stays_behind(train, fork_server):
 @pytest.mark.parametrize(
     "what,word", [("import os; os.kill(os.getpid(), 9)", "SIGKILL"), ("raise RuntimeError('injected')", "injected")]
 )
-def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
+def test_broken_ledger_keeps_the_result(train, fault, what, word):
     run = train(
         status="ok",
         fork_server=fault(
@@ -260,7 +260,7 @@ def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
 # --- a full disk -----------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_named_with_what_to_do(make_job, fork_server):
+def test_full_disk_has_a_hint(make_job, fork_server):
     """steps.jsonl is a link to the device that is always full."""
     job = make_job(*small())
     (job.folder / "steps.jsonl").symlink_to("/dev/full")
@@ -269,7 +269,7 @@ def test_a_full_disk_is_named_with_what_to_do(make_job, fork_server):
     assert "disk is full" in outcome.error.hint and "hydra.run.dir" in outcome.error.hint
 
 
-def test_a_log_that_cannot_be_written_does_no_harm(make_job, fork_server):
+def test_unwritable_log_does_no_harm(make_job, fork_server):
     job = make_job(*small())
     (job.folder / run_folder.LOG_FILE).symlink_to("/dev/full")
     outcome = supervise.run(job, lambda *_: None, fork_server)
@@ -284,14 +284,14 @@ legroom.records.record_file.write = full
 """
 
 
-def test_the_parent_writes_the_record_that_the_worker_could_not(train, fault):
+def test_parent_writes_the_record(train, fault):
     """Whole, since the worker sends it."""
     run = train(fork_server=fault(NO_RECORD))
     assert record_file.read(run.folder) == run.record and run.record.warnings == []
     assert run.record.training.steps == 2 and run.record.memory.peak_tensor_bytes
 
 
-def test_a_disk_too_full_for_any_record_is_said_in_a_line(command, fault, monkeypatch):
+def test_disk_too_full_for_a_record(command, fault, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -302,7 +302,7 @@ def test_a_disk_too_full_for_any_record_is_said_in_a_line(command, fault, monkey
     assert "ok: bert_tiny" in ended.out and "2 steps" in ended.out, "what was trained is shown"
 
 
-def test_a_full_disk_is_noticed_before_the_training(command, tmp_path, monkeypatch):
+def test_full_disk_is_noticed_first(command, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -316,7 +316,7 @@ def test_a_full_disk_is_noticed_before_the_training(command, tmp_path, monkeypat
     assert not list(tmp_path.glob("here/*"))
 
 
-def test_what_a_killed_run_has_left_of_its_record_is_cleared_by_the_next(command, tmp_path):
+def test_leftovers_of_a_record_are_cleared(command, tmp_path):
     (tmp_path / "here").mkdir()
     for name in (".result-abcdefgh.json", ".result-probe.json", "mine.json"):
         (tmp_path / "here" / name).write_text("{")
@@ -370,7 +370,7 @@ def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
     assert gone(workers)
 
 
-def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
+def test_ctrl_c_before_the_training(tmp_path):
     """While the worker imports its libraries: it cannot answer yet."""
     process = start_legroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -395,7 +395,7 @@ def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
     ],  # and a fork server
     ids=["run", "sweep"],
 )
-def test_a_killed_command_leaves_no_process(long_run, words, processes):
+def test_killed_command_leaves_no_process(long_run, words, processes):
     """A worker that has nothing to say for hours notices too that nobody listens."""
     process, workers = long_run(*words, "data.workers=1", "train.log_seconds=10000", processes=processes)
     process.kill()

@@ -30,7 +30,7 @@ def write(run: Path, step: int, keep: int = 2, **how: Any) -> Path:
     return checkpoint_files.write(run, step, values, {"weights": {"a": torch.arange(2.0)}}, keep, **how)
 
 
-def test_what_is_written_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_files_are_flushed_before_the_rename(tmp_path, monkeypatch):
     """Every file, the folder's list of them, then the name, and then the list in which that stands."""
     seen: list[str] = []
     flush, rename = os.fsync, os.rename
@@ -52,7 +52,7 @@ def test_what_is_written_is_on_the_disk_before_it_gets_its_name(tmp_path, monkey
     ]
 
 
-def test_every_rank_writes_its_files_and_rank_0_the_rest(tmp_path):
+def test_each_rank_writes_its_files(tmp_path):
     """The ranks meet before the files, after them, and when the checkpoint has its name."""
     told: list[str] = []
 
@@ -66,7 +66,7 @@ def test_every_rank_writes_its_files_and_rank_0_the_rest(tmp_path):
     assert checkpoint_files.verify(folder).step == 1 and len(checkpoint_files.verify(folder).ranks) == 2
 
 
-def test_a_failure_of_another_rank_leaves_the_folder_to_rank_0(tmp_path):
+def test_only_rank_0_removes_the_folder(tmp_path):
     def fails() -> None:
         raise KeyboardInterrupt
 
@@ -80,7 +80,7 @@ def test_a_failure_of_another_rank_leaves_the_folder_to_rank_0(tmp_path):
     assert not unfinished.exists()
 
 
-def test_the_checkpoints_of_a_run_go_and_other_files_stay(tmp_path):
+def test_discard_all_keeps_other_files(tmp_path):
     for step in (1, 2, 3):
         write(tmp_path, step, keep=9)
     checkpoint_files.prune(tmp_path, 2, 1)
@@ -94,7 +94,7 @@ def test_the_checkpoints_of_a_run_go_and_other_files_stay(tmp_path):
     checkpoint_files.discard_all(tmp_path)
 
 
-def test_only_folders_of_eight_to_fifteen_digits_are_checkpoints(tmp_path):
+def test_names_of_checkpoints(tmp_path):
     digits = {n: f"step-{'1' * n}" for n in (7, 8, 15, 16)}
     for name in (*digits.values(), "step-0000000a", ".step-00000001.gone", "step-00000001.x"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_only_folders_of_eight_to_fifteen_digits_are_checkpoints(tmp_path):
     assert checkpoint_files.folder_name(12) == "step-00000012" and checkpoint_files.found(tmp_path / "none") == []
 
 
-def test_what_killed_saves_have_left_goes_and_nothing_else(tmp_path):
+def test_leftovers_of_killed_saves_are_removed(tmp_path):
     inside, links = tmp_path / "checkpoints", tmp_path / "elsewhere"
     for folder in (".step-1.unfinished", ".step-2.gone", "step-00000003", ".other"):
         (inside / folder / "deep").mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_what_killed_saves_have_left_goes_and_nothing_else(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [".models", "checkpoints", "elsewhere", "model"]
 
 
-def test_the_newest_of_one_name_takes_its_place(tmp_path):
+def test_new_folder_replaces_the_old(tmp_path):
     new, old = tmp_path / ".new", tmp_path / "model"
     for folder, text in ((new, "new"), (old, "old")):
         folder.mkdir()
@@ -150,7 +150,7 @@ def test_the_newest_of_one_name_takes_its_place(tmp_path):
     ],
     ids=range(19),
 )
-def test_what_is_wrong_with_a_manifest_is_said(change, said, tmp_path):
+def test_wrong_manifest_is_refused(change, said, tmp_path):
     folder = write(tmp_path, 1)
     path = folder / "manifest.json"
     values = json.loads(path.read_text()) | change
@@ -167,7 +167,7 @@ def test_what_is_wrong_with_a_manifest_is_said(change, said, tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "full"), OSError("no number"), KeyboardInterrupt()], ids=str)
-def test_a_file_that_could_not_be_written_is_named_and_leaves_nothing(error, tmp_path, monkeypatch):
+def test_unwritable_file_is_named(error, tmp_path, monkeypatch):
     def fail(*_):
         raise error
 
@@ -183,7 +183,7 @@ def test_a_file_that_could_not_be_written_is_named_and_leaves_nothing(error, tmp
         assert failed.value.filename == str(tmp_path / "a.json") and failed.value.errno == error.errno
 
 
-def test_a_name_of_special_characters_clears_its_own_files_alone(tmp_path):
+def test_clear_escapes_special_characters(tmp_path):
     names = [".a[1]-x.json", ".a1-x.json", ".a[1]-x.txt", ".a[1].json", "a[1].json"]
     for name in names:
         (tmp_path / name).touch()

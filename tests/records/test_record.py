@@ -36,12 +36,12 @@ def filled():
 # --- written and read ------------------------------------------------------------------------------
 
 
-def test_a_record_comes_back_as_it_was(filled, tmp_path):
+def test_record_is_read_back(filled, tmp_path):
     record_file.write(filled, tmp_path)
     assert record_file.read(tmp_path) == filled
 
 
-def test_numbers_that_are_not_finite_become_null(filled, tmp_path):
+def test_infinite_numbers_become_null(filled, tmp_path):
     filled.training = Training(3, 3, 3, [1.0, math.nan, math.inf], -math.inf)
     filled.evaluation.perplexity = math.inf
     record_file.write(filled, tmp_path)
@@ -52,7 +52,7 @@ def test_numbers_that_are_not_finite_become_null(filled, tmp_path):
 
 
 @pytest.mark.parametrize("umask,mode", [(0o027, 0o640), (0, 0o666)])
-def test_a_record_may_be_read_by_whom_the_umask_lets(filled, tmp_path, umask, mode):
+def test_umask_decides_the_permissions(filled, tmp_path, umask, mode):
     old = os.umask(umask)
     try:
         record_file.write(filled, tmp_path)
@@ -65,7 +65,7 @@ def test_a_record_may_be_read_by_whom_the_umask_lets(filled, tmp_path, umask, mo
 
 
 @pytest.mark.parametrize("function", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_record_and_no_trace(filled, tmp_path, monkeypatch, function):
+def test_full_disk_leaves_the_old_record(filled, tmp_path, monkeypatch, function):
     record_file.write(filled, tmp_path)
     before = (tmp_path / record_file.FILE_NAME).read_bytes()
 
@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_the_old_record_and_no_trace(filled, tmp_path, monkey
     assert (tmp_path / record_file.FILE_NAME).read_bytes() == before
 
 
-def test_ctrl_c_in_the_middle_leaves_the_old_record_and_no_trace(filled, tmp_path, monkeypatch):
+def test_interrupted_write_leaves_the_old_record(filled, tmp_path, monkeypatch):
     record_file.write(filled, tmp_path)
 
     def interrupted(_):
@@ -92,13 +92,13 @@ def test_ctrl_c_in_the_middle_leaves_the_old_record_and_no_trace(filled, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == [record_file.FILE_NAME]
 
 
-def test_a_folder_that_is_gone_is_an_os_error(filled, tmp_path):
+def test_missing_folder_is_an_os_error(filled, tmp_path):
     with pytest.raises(OSError):
         record_file.write(filled, tmp_path / "gone")
 
 
 @pytest.mark.parametrize("content", ["", '{"schema_version": 1, "stat', "[]", "{}", '{"schema_version": 999}', "null"])
-def test_what_is_no_record_is_a_value_error(tmp_path, content):
+def test_invalid_record_is_a_value_error(tmp_path, content):
     (tmp_path / record_file.FILE_NAME).write_text(content)
     with pytest.raises(ValueError):
         record_file.read(tmp_path)
@@ -115,7 +115,7 @@ def test_what_is_no_record_is_a_value_error(tmp_path, content):
     ],
     ids=["no_object", "escape_code", "unknown", "missing", "environment"],
 )
-def test_fields_too_many_and_too_few_are_named(filled, change, said):
+def test_wrong_fields_are_named(filled, change, said):
     values = json.loads(record_file.to_json(filled))
     change(values)
     with pytest.raises(ValueError) as error:
@@ -123,14 +123,14 @@ def test_fields_too_many_and_too_few_are_named(filled, change, said):
     assert str(error.value) == f"FILE is not a valid record: {said}"
 
 
-def test_a_pipe_that_would_wait_for_a_reader_forever_is_no_file_of_a_run(tmp_path):
+def test_pipe_is_refused(tmp_path):
     run_folder.check_files(tmp_path)
     os.mkfifo(tmp_path / run_folder.log_name(1))
     with pytest.raises(OSError, match="a pipe has the name of one of the run's files"):
         run_folder.check_files(tmp_path)
 
 
-def test_no_record_is_a_missing_file(tmp_path):
+def test_missing_record_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         record_file.read(tmp_path)
 
@@ -142,13 +142,13 @@ def key_of(*overrides) -> str:
     return compose("device=cpu", *overrides).record.config_key
 
 
-def test_the_same_job_has_the_same_key():
+def test_same_job_has_the_same_key():
     key = key_of("optim=sgd", "train.seed=3")
     assert re.fullmatch("[0-9a-f]{12}", key)
     assert key == key_of("optim=sgd", "train.seed=3") == key_of("train.seed=3", "optim=sgd")
 
 
-def test_a_default_that_is_typed_changes_no_key():
+def test_typed_default_changes_no_key():
     assert key_of() == key_of("precision=fp32", "train.seed=0")
 
 
@@ -166,12 +166,12 @@ def test_a_default_that_is_typed_changes_no_key():
         "measure.repeat=1",
     ],
 )
-def test_another_job_has_another_key(override):
+def test_other_job_has_another_key(override):
     assert key_of() != key_of(override)
 
 
 @pytest.mark.parametrize("override", ["launch.timeout_seconds=60", "tracker=none"])
-def test_how_a_job_is_started_and_watched_is_not_part_of_its_key(override):
+def test_launch_and_tracker_are_not_in_the_key(override):
     assert key_of() == key_of(override)
 
 
@@ -181,7 +181,7 @@ def test_other_libraries_make_another_key():
     assert len(keys) == 3
 
 
-def test_a_derived_value_is_part_of_the_key():
+def test_derived_values_are_in_the_key():
     """The accumulation that batch.effective comes to is in the configuration that is recorded."""
     made = compose("device=cpu", "batch.effective=16").record
     assert made.config["accumulation"]["steps"] == 4 and made.config["train"]["learning_rate"] == 1e-3
@@ -193,7 +193,7 @@ def test_a_derived_value_is_part_of_the_key():
 SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "SOME_PASSWORD")
 
 
-def test_no_secret_of_the_environment_is_recorded(train, monkeypatch):
+def test_secrets_are_not_recorded(train, monkeypatch):
     for name in SECRETS:
         monkeypatch.setenv(name, f"the-secret-of-{name}")
     run = train()
@@ -203,7 +203,7 @@ def test_no_secret_of_the_environment_is_recorded(train, monkeypatch):
             assert "the-secret-of-" not in text and not any(name in text for name in SECRETS), path
 
 
-def test_the_settings_that_matter_are_recorded(monkeypatch):
+def test_recorded_variables(monkeypatch):
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     environment = compose("device=cpu").record.environment
     assert environment["variables"]["NCCL_P2P_DISABLE"] == "1"
@@ -213,7 +213,7 @@ def test_the_settings_that_matter_are_recorded(monkeypatch):
     assert environment["device_memory_bytes"] > 2**28
 
 
-def test_the_revision_says_whether_files_changed(tmp_path, monkeypatch):
+def test_revision_says_whether_files_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "CHECKOUT", tmp_path)
     revision = environment.git_revision.__wrapped__  # without what this process has kept
     (tmp_path / "file").write_text("1")
@@ -227,7 +227,7 @@ def test_the_revision_says_whether_files_changed(tmp_path, monkeypatch):
     assert revision() is None, "no git"
 
 
-def test_the_recorded_configuration_makes_the_same_job_again():
+def test_recorded_configuration_makes_the_same_job():
     from legroom import config
 
     made = compose("device=cpu", "model=llama_tiny", "optim=sgd", "batch.effective=8")

@@ -31,14 +31,14 @@ from legroom.records.record import Estimate, Operations
         ("estimate", "ok", None, "ok", None),
     ],
 )
-def test_the_status_of_an_estimate_is_its_verdict(recipe, status, estimate, shown, verdict):
+def test_status_of_an_estimate_is_its_verdict(recipe, status, estimate, shown, verdict):
     found = job(status=status)
     found.recipe, found.estimate = recipe, estimate
     assert record.shown_status(found) == shown
     assert (estimate and record.verdict_of(estimate)) == verdict
 
 
-def test_the_seconds_of_a_group_are_those_of_its_phases():
+def test_seconds_of_a_group_are_summed():
     rows = [("a", 1), ("b", 2.5), ("a", 0.5), ("c", None), ("b", 0)]
     groups: list[dict] = [{"group": group, "seconds": seconds} for group, seconds in rows]
     assert Operations("cpu", [*groups, {"group": "d"}]).seconds() == {"a": 1.5, "b": 2.5}
@@ -55,7 +55,7 @@ def test_the_seconds_of_a_group_are_those_of_its_phases():
         ("no-break\xa0space\x00", "", "no-break\xa0space\\x00"),
     ],
 )
-def test_what_a_terminal_would_act_on_is_shown_as_an_escape(text, keep, shown):
+def test_control_characters_are_escaped(text, keep, shown):
     assert printable(text, keep) == shown
 
 
@@ -96,7 +96,7 @@ KINDS += [dict[str, int], dict[str, float], list[list[float]], dict[str, dict]]
     ],
     ids=str,
 )
-def test_a_configuration_of_other_types_is_refused_by_its_key(config, said):
+def test_wrong_type_in_the_configuration_is_named(config, said):
     try:
         record_file.check_config(config)
         assert said is None
@@ -117,7 +117,7 @@ def test_a_configuration_of_other_types_is_refused_by_its_key(config, said):
     ],
     ids=str,
 )
-def test_an_environment_of_other_types_is_refused_by_its_key(environment, said):
+def test_wrong_type_in_the_environment_is_named(environment, said):
     values = json.loads(record_file.to_json(job())) | {"environment": environment}
     try:
         assert record_file.from_values(values, "FILE").environment == environment and said is None
@@ -126,7 +126,7 @@ def test_an_environment_of_other_types_is_refused_by_its_key(environment, said):
 
 
 @pytest.mark.parametrize("section", record_file.READ)
-def test_a_configuration_without_what_commands_read_is_refused(section):
+def test_incomplete_configuration_is_refused(section):
     values = json.loads(record_file.to_json(job()))
     del values["config"][section]
     with pytest.raises(ValueError, match=f"FILE is not a valid record: config lacks {section}"):
@@ -152,7 +152,7 @@ def test_a_configuration_without_what_commands_read_is_refused(section):
         ("checkpoints", "folder", None),
     ],
 )
-def test_a_file_in_the_way_of_a_run_is_refused(tmp_path, name, kind, said):
+def test_file_in_the_way_of_a_run_is_refused(tmp_path, name, kind, said):
     path = tmp_path / name
     make = {
         "pipe": os.mkfifo,
@@ -170,7 +170,7 @@ def test_a_file_in_the_way_of_a_run_is_refused(tmp_path, name, kind, said):
     assert refused.value.filename == str(path)
 
 
-def test_a_link_is_followed_where_that_is_wanted(tmp_path):
+def test_links_are_followed_on_request(tmp_path):
     (tmp_path / "file").write_bytes(b"12")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "circle").symlink_to("circle")
@@ -193,7 +193,7 @@ def test_a_link_is_followed_where_that_is_wanted(tmp_path):
 @pytest.mark.parametrize(
     "text, constants, value", [(b"NaN", True, math.nan), (b"-Infinity", True, -math.inf), (b"[1]", False, [1])]
 )
-def test_constants_that_json_lacks_are_read_where_python_wrote_them(text, constants, value):
+def test_nan_is_read_on_request(text, constants, value):
     assert regular_file.decode_json(text, constants) == pytest.approx(value, nan_ok=True)
     if constants:
         with pytest.raises(ValueError, match="is not a number of JSON"):
@@ -203,7 +203,7 @@ def test_constants_that_json_lacks_are_read_where_python_wrote_them(text, consta
 # --- messages --------------------------------------------------------------------------------------
 
 
-def test_a_failure_of_a_rank_survives_its_way_to_other_machines():
+def test_failure_is_sent_as_json():
     failed = messages.RankFailed("oom", record.Error("step", "A", "b", "c", 3), True)
     assert messages.RankFailed.from_dict(json.loads(json.dumps(failed.to_dict()))) == failed
     calm = messages.RankFailed("failed", record.Error("load", "A", "b"))

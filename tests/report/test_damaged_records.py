@@ -31,7 +31,7 @@ def full():
     return made
 
 
-def test_a_copy_of_a_record_is_counted_once(tmp_path):
+def test_copy_of_a_record_is_left_out(tmp_path):
     failed = job(status="oom", error=OOM)
     failed.environment["started_at"] = "2026-11-28T12:00:00.001+00:00"
     put(tmp_path / "runs", [job(), job("precision=bf16"), failed])
@@ -40,12 +40,12 @@ def test_a_copy_of_a_record_is_counted_once(tmp_path):
     assert len(records) == 3 and len(warnings) == 3 and all("is a copy of" in line for line in warnings)
 
 
-def test_refusals_that_are_alike_are_no_copies(tmp_path):
+def test_equal_refusals_are_no_copies(tmp_path):
     put(tmp_path, [job(status="refused", error=OOM)] * 2)
     assert len(read_all([tmp_path])[0]) == 2
 
 
-def test_a_record_in_the_folder_of_another_job_is_left_out(tmp_path):
+def test_misplaced_record_is_left_out(tmp_path):
     """A sweep names a job's folder after its config_key."""
     one, other = job(), job("precision=bf16")
     for each in (one, other):
@@ -56,7 +56,7 @@ def test_a_record_in_the_folder_of_another_job_is_left_out(tmp_path):
     assert len(warnings) == 1 and f"the record of another job, {one.config_key}" in warnings[0]
 
 
-def test_wrong_values_at_any_path_end_no_report(tmp_path):
+def test_wrong_values_end_no_report(tmp_path):
     """A part of all replacements, drawn anew each time; the seed is printed."""
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)
@@ -75,7 +75,7 @@ def test_wrong_values_at_any_path_end_no_report(tmp_path):
             assert text.isprintable(), (path, text)
 
 
-def test_a_section_that_is_null_or_missing_ends_no_report():
+def test_missing_section_ends_no_report():
     sections = list(full().config)
     for section in sections:
         null, missing = full(), full()
@@ -88,13 +88,13 @@ def test_a_section_that_is_null_or_missing_ends_no_report():
 
 
 @pytest.mark.parametrize("content", [b"[" * 10**5, b"\xff\xfe", b'{"a": NaN}', b"\0" * 100], ids=range(4))
-def test_what_is_no_json_is_left_out(tmp_path, content):
+def test_invalid_json_is_left_out(tmp_path, content):
     (tmp_path / record_file.FILE_NAME).write_bytes(content)
     records, warnings = read_all([tmp_path])
     assert not records and len(warnings) == 1
 
 
-def test_a_link_to_itself_is_left_out(tmp_path):
+def test_link_to_itself_is_left_out(tmp_path):
     put(tmp_path, [job()])
     (tmp_path / "loop").mkdir()
     os.symlink(tmp_path / "loop/result.json", tmp_path / "loop/result.json")
@@ -102,7 +102,7 @@ def test_a_link_to_itself_is_left_out(tmp_path):
     assert len(records) == 1 and len(warnings) == 1 and "loop/result.json is left out" in warnings[0]
 
 
-def test_what_would_block_or_fill_the_memory_is_left_out(tmp_path, monkeypatch):
+def test_pipes_and_huge_files_are_left_out(tmp_path, monkeypatch):
     for name in ("pipe", "large"):
         (tmp_path / name).mkdir()
     os.mkfifo(tmp_path / "pipe" / record_file.FILE_NAME)
@@ -112,7 +112,7 @@ def test_what_would_block_or_fill_the_memory_is_left_out(tmp_path, monkeypatch):
     assert not records and "larger than" in warnings[0] and "not a regular file" in warnings[1]
 
 
-def test_names_reach_table_and_markdown_without_control_characters():
+def test_control_characters_are_escaped():
     foreign = job(f"data.path={json.dumps(NAME)}", error=copy.copy(OOM), environment={})
     foreign.error.message = foreign.error.hint = foreign.speed.bound_by = NAME
     foreign.recipe, foreign.status, foreign.estimate = "estimate", "oom", Estimate(False, -1, 2, NAME)

@@ -49,13 +49,13 @@ def data_of(text: str, name: str = "run") -> dict:
 # --- one run ---------------------------------------------------------------------------------------
 
 
-def test_a_jobs_page_brings_what_its_sweep_shares(tmp_path):
+def test_job_page_writes_the_shared_files(tmp_path):
     page = run_page.write(*written(tmp_path / "sweep" / "0"), tmp_path / "sweep")
     named = re.findall(r'src="([^"]+)"', page.read_text())
     assert len(named) > 1 and all((page.parent / name).is_file() for name in named)
 
 
-def test_a_page_stands_alone_and_is_small(tmp_path):
+def test_page_of_a_run_stands_alone(tmp_path):
     page = run_page.write(*written(tmp_path / "run"))
     text = page.read_text()
     assert page.stat().st_size < 3 * 10**6 and (embed.ASSETS / embed.LIBRARY).stat().st_size < 2 * 10**6
@@ -86,7 +86,7 @@ def test_no_script_writes_html():
         assert path.name == embed.LIBRARY or not writes_html.search(path.read_text()), path
 
 
-def test_the_page_says_why_it_has_no_timeline(tmp_path):
+def test_damaged_timeline_is_explained(tmp_path):
     found, folder = written(tmp_path / "none", step=False)
     assert run_page.data(found, folder)["step"] is None
     for name, content in (("half", gzip.compress(b"{}")[:-9]), ("text", b"no gzip"), ("list", gzip.compress(b"[]"))):
@@ -96,19 +96,19 @@ def test_the_page_says_why_it_has_no_timeline(tmp_path):
         assert shown["step"] is None and step_file.FILE_NAME in shown["problem"], name
 
 
-def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path):
+def test_large_timeline_is_refused(tmp_path):
     (tmp_path / step_file.FILE_NAME).write_bytes(gzip.compress(bytes(step_file.MOST_TEXT_BYTES + 10)))
     with pytest.raises(ValueError, match="more than"):
         step_file.read(tmp_path)
 
 
-def test_a_timeline_that_cannot_be_written_costs_a_warning(tmp_path):
+def test_unwritable_timeline_is_a_warning(tmp_path):
     assert step_file.try_writing({}, tmp_path) == [] and step_file.read(tmp_path) == {}
     (warning,) = step_file.try_writing({}, tmp_path / "missing")
     assert warning == "the page lacks the timeline of the memory: No such file or directory."
 
 
-def test_the_steps_of_a_long_run_are_thinned_and_damaged_lines_left_out(tmp_path):
+def test_steps_of_a_long_run_are_thinned(tmp_path):
     rows = [json.dumps({"step": n, "loss": None if n == 3 else 1.0, "seconds": 0.1}) for n in range(1, 9001)]
     rows += [json.dumps({"step": 9000, "evaluation_loss": 0.5}), '{"step": 9', "7"]
     found = run_page.steps(written(tmp_path / "run", steps="\n".join(rows))[1])
@@ -116,7 +116,7 @@ def test_the_steps_of_a_long_run_are_thinned_and_damaged_lines_left_out(tmp_path
     assert found["evaluations"] == [[9000, 0.5]]
 
 
-def test_what_was_typed_is_told_from_what_follows():
+def test_source_of_each_setting():
     found = job("optim=adafactor", "train.max_steps=7", overrides=["optim=adafactor", "train.max_steps=7"])
     found.config["train"]["learning_rate"] = 0.5
     source = {line["key"]: (line["from"], line["default"]) for line in settings.compared(found)}
@@ -130,7 +130,7 @@ def test_what_was_typed_is_told_from_what_follows():
     assert source["optim"] == "typed" and source["optim.transformers_name"] == source["/etc"] == "derived"
 
 
-def test_a_run_leaves_its_page_and_a_failure_of_it_is_a_warning(tmp_path, monkeypatch):
+def test_failed_page_is_a_warning(tmp_path, monkeypatch):
     found, folder = written(tmp_path / "run")
     assert single_run.write_page(found, folder) == [] and (folder / "page.html").is_file()
     monkeypatch.setattr(run_page, "data", lambda *_: 1 / 0)
@@ -138,7 +138,7 @@ def test_a_run_leaves_its_page_and_a_failure_of_it_is_a_warning(tmp_path, monkey
     assert "ZeroDivisionError" in warning and f"scripts/report.py {folder}" in warning
 
 
-def test_a_disk_without_room_for_the_page_costs_a_warning_alone(tmp_path, command, monkeypatch):
+def test_full_disk_costs_the_page_only(tmp_path, command, monkeypatch):
     write = atomic_file.write
 
     def full(path, content):
@@ -152,7 +152,7 @@ def test_a_disk_without_room_for_the_page_costs_a_warning_alone(tmp_path, comman
     assert record_file.read(tmp_path / "run").status == "ok"
 
 
-def test_the_command_leaves_a_page_with_the_timeline(train):
+def test_run_leaves_a_timeline(train):
     """As the worker writes it: the blocks that are alive at the peak sum to the record's peak."""
     run = train("recipe=accelerate")
     found = step_file.read(run.folder)["timeline"]
@@ -165,7 +165,7 @@ def test_the_command_leaves_a_page_with_the_timeline(train):
 # --- a sweep ---------------------------------------------------------------------------------------
 
 
-def test_the_pages_of_a_sweep_share_the_library(tmp_path):
+def test_pages_of_a_sweep_share_the_library(tmp_path):
     sweep = put(tmp_path / "a sweep", [job("precision=bf16"), job("precision=fp32")])
     _, paths = report.make([sweep], sweep)
     assert sweep / "page.html" in paths and (sweep / "page" / embed.LIBRARY).is_file()
@@ -179,7 +179,7 @@ def test_the_pages_of_a_sweep_share_the_library(tmp_path):
         assert data_of(text)["sweep"] == "../page.html" and text.count(f'legroom.data["{run["key"]}"]') == 1
 
 
-def test_a_jobs_page_is_made_again_only_where_its_record_is_newer(tmp_path):
+def test_page_is_made_again_for_a_newer_record(tmp_path):
     sweep = put(tmp_path / "s", [job()])
     report.make([sweep], sweep)
     (folder,) = [path.parent for path in sweep.glob("*/result.json")]
@@ -195,7 +195,7 @@ def test_a_jobs_page_is_made_again_only_where_its_record_is_newer(tmp_path):
     assert (folder / "page.html").stat().st_mtime_ns > before
 
 
-def test_the_folder_of_a_single_run_keeps_the_runs_page(tmp_path, monkeypatch, capsys):
+def test_folder_of_one_run_keeps_its_page(tmp_path, monkeypatch, capsys):
     _, folder = written(tmp_path / "run")
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
@@ -205,14 +205,14 @@ def test_the_folder_of_a_single_run_keeps_the_runs_page(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("found, said", [(True, ""), (False, "No browser was found: open there/page.html yourself.\n")])
-def test_a_machine_without_a_browser_says_what_to_open(tmp_path, monkeypatch, capsys, found, said):
+def test_without_a_browser_the_page_is_named(tmp_path, monkeypatch, capsys, found, said):
     monkeypatch.setattr(report, "make", lambda *_: (make_table([job()]), [tmp_path / "page.html"]))
     monkeypatch.setattr("webbrowser.open", lambda _: found)
     assert report_command.main(["there", "--open"]) == 0
     assert capsys.readouterr().out.partition("Written to there: page.html\n")[2] == said
 
 
-def test_a_sweep_is_called_by_its_model_and_what_differs(tmp_path):
+def test_title_of_a_sweep(tmp_path):
     def title(*records):
         text = sweep_page.write(make_table(records), tmp_path, {})[0].read_text()
         return text.partition("<title>")[2].partition("</title>")[0]
@@ -230,7 +230,7 @@ def test_labels_of_a_sweep_cannot_become_code(tmp_path):
     assert text.count("</script>") == len(sweep_page.SCRIPTS) + 3 and "<img src=x" not in text
 
 
-def test_a_page_of_five_hundred_jobs_stays_small(tmp_path):
+def test_page_of_many_jobs_stays_small(tmp_path):
     records = [one for _ in range(9) for one in sixty()][:500]
     for number, one in enumerate(records):
         one.config["train"]["learning_rate"] = number / 1000

@@ -37,7 +37,7 @@ def check(job: Job, curves: dict[str, list[tuple[int, float]]]) -> None:
 # --- TensorBoard -----------------------------------------------------------------------------------
 
 
-def test_tensorboard_reads_a_run_whole(tmp_path, capfd):
+def test_tensorboard_reads_a_run(tmp_path, capfd):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -49,7 +49,7 @@ def test_tensorboard_reads_a_run_whole(tmp_path, capfd):
     check(job, {name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)] for name in names})
 
 
-def test_a_run_of_the_command_ends_with_the_line_of_its_tracker(command, tmp_path):
+def test_command_prints_the_trackers_line(command, tmp_path):
     pytest.importorskip("tensorboard")
     words = small("recipe=accelerate", "tracker=tensorboard", "measure.ledger=false", "hydra.run.dir=run")
     ended = command(*words)
@@ -57,7 +57,7 @@ def test_a_run_of_the_command_ends_with_the_line_of_its_tracker(command, tmp_pat
     assert len(list((tmp_path / "run/tensorboard").iterdir())) == 1
 
 
-def test_tensorboard_shows_a_sweep_with_one_line(tmp_path):
+def test_sweep_has_one_line(tmp_path):
     pytest.importorskip("tensorboard")
     job = Job(tmp_path / "job", option="tensorboard", group="a sweep")
     assert job.finish() == [] and job.tracker.line == ""
@@ -68,7 +68,7 @@ def test_tensorboard_shows_a_sweep_with_one_line(tmp_path):
 # --- MLflow ----------------------------------------------------------------------------------------
 
 
-def test_mlflow_reads_a_run_whole(tmp_path, monkeypatch, capfd):
+def test_mlflow_reads_a_run(tmp_path, monkeypatch, capfd):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -120,7 +120,7 @@ class FakeMlflow(ModuleType):
 
 
 @pytest.mark.parametrize("uri, local", [("", True), ("sqlite:///runs.db", True), ("http://host:5000", False)])
-def test_mlflow_gets_no_more_than_it_takes(uri, local, tmp_path, monkeypatch):
+def test_mlflow_bounds(uri, local, tmp_path, monkeypatch):
     fake = FakeMlflow()
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -141,7 +141,7 @@ def test_mlflow_gets_no_more_than_it_takes(uri, local, tmp_path, monkeypatch):
 # --- what they all get -----------------------------------------------------------------------------
 
 
-def test_lines_of_steps_become_figures():
+def test_figures_of_a_line():
     row = {"step": 1, "loss": None, "seconds": 0.0, "samples": 4, "tokens": 32, "epoch": 0.5}
     found = process.figures(row | {"gradient_norm": None})
     assert math.isnan(found.pop("training/loss")) and found.pop("training/tokens_per_second") > 1e9
@@ -162,7 +162,7 @@ def test_lines_of_steps_become_figures():
     ],
     ids=range(4),
 )
-def test_a_reason_is_one_line_without_keys(error, said):
+def test_reason_is_one_line_without_keys(error, said):
     assert reason(error) == said
 
 
@@ -170,7 +170,7 @@ def test_a_reason_is_one_line_without_keys(error, said):
 
 
 @pytest.mark.parametrize("option, label", [("tensorboard", "TensorBoard"), ("mlflow", "MLflow")])
-def test_a_package_that_cannot_be_imported_is_a_warning(option, label, tmp_path, monkeypatch):
+def test_missing_package_is_a_warning(option, label, tmp_path, monkeypatch):
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / f"{option}.py").write_text("raise ModuleNotFoundError('none here')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
@@ -179,13 +179,13 @@ def test_a_package_that_cannot_be_imported_is_a_warning(option, label, tmp_path,
 
 
 @pytest.mark.parametrize("option", ["tensorboard", "mlflow"])
-def test_without_the_package_nothing_is_trained_for_its_tracker(option, monkeypatch):
+def test_missing_package_is_refused(option, monkeypatch):
     monkeypatch.setattr(host, "has", lambda package: package != option)
     (line,) = compose(f"tracker={option}", "device=cpu").problems
     assert line == f"tracker={option} needs the package {option}: pip install {option}, or choose tracker=none."
 
 
-def test_tensorboard_does_not_repeat_the_steps_of_a_resumed_run(tmp_path):
+def test_resumed_run_repeats_no_steps(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

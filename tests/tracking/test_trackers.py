@@ -201,7 +201,7 @@ SYNC = re.compile(r"wandb (sync .*)$")
 # --- offline ---------------------------------------------------------------------------------------
 
 
-def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkeypatch, capfd):
+def test_offline_run_is_read_by_wandb(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("WANDB_MODE", "offline")
     job = Job(tmp_path / "a folder", tags=["mine"])
     assert job.finish() == []
@@ -223,7 +223,7 @@ def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkey
     assert "Would sync 1 run" in wandb_says(*shlex.split(command), "--dry-run")
 
 
-def test_a_run_that_ended_before_its_first_step_has_a_summary(tmp_path):
+def test_summary_without_steps(tmp_path):
     write_steps(tmp_path, [9.0, 9.0])
     tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
     assert tracker.finish(record("failed")) == []
@@ -231,7 +231,7 @@ def test_a_run_that_ended_before_its_first_step_has_a_summary(tmp_path):
     assert run.losses == [] and run.summary["status"] == "failed"
 
 
-def test_the_summary_is_flat_and_without_empty_values():
+def test_summary_is_flat():
     assert trackers.summary(record()) == {
         "status": "ok",
         "training/steps": 40,
@@ -249,7 +249,7 @@ def test_the_summary_is_flat_and_without_empty_values():
 # --- online ----------------------------------------------------------------------------------------
 
 
-def test_an_online_run_arrives_and_says_where(tmp_path, server, capfd):
+def test_online_run_arrives(tmp_path, server, capfd):
     wandb = server("ok")
     job = Job(tmp_path / "job", group="a sweep", project="mine")
     assert job.finish() == []
@@ -262,7 +262,7 @@ def test_an_online_run_arrives_and_says_where(tmp_path, server, capfd):
     assert KEY not in sent and str(ROOT) not in sent and sys.executable not in sent and "pytest" not in sent
 
 
-def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, server, capfd):
+def test_resumed_run_is_the_same_run(tmp_path, server, capfd):
     """After a kill in step 10 it has all steps again in steps.jsonl; W&B gets those that it lacks."""
     wandb = server("ok")
     job = Job(tmp_path / "job", project="mine")
@@ -275,7 +275,7 @@ def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, server, capfd):
     assert [(row["_step"], row["training/loss"]) for row in wandb.history if "training/loss" in row] == COMPLETE
 
 
-def test_a_run_that_is_resumed_offline_is_one_run_when_it_is_sent(tmp_path):
+def test_run_resumed_offline_is_one_run(tmp_path):
     ids = []
     for _ in range(2):
         job = Job(tmp_path / "job", mode="offline")
@@ -286,7 +286,7 @@ def test_a_run_that_is_resumed_offline_is_one_run_when_it_is_sent(tmp_path):
 
 @pytest.mark.parametrize("answers, said", [("stall", "Timed out finishing run"), ("refuse", "Fatal error while")])
 @pytest.mark.slow
-def test_an_upload_that_fails_is_given_up_and_can_be_sent_later(answers, said, tmp_path, server):
+def test_failed_upload_can_be_sent_later(answers, said, tmp_path, server):
     limit = max(6, 3 * offline_seconds(tmp_path))
     wandb = server(answers)
     job = Job(tmp_path / "job", finish_seconds=limit)
@@ -318,7 +318,7 @@ def wrong_key(server, monkeypatch):
 
 @pytest.mark.parametrize("prepare", [no_key, wrong_key, no_server])
 @pytest.mark.slow
-def test_what_cannot_go_online_is_logged_offline_with_a_warning(prepare, tmp_path, server, monkeypatch, capfd):
+def test_offline_with_a_warning(prepare, tmp_path, server, monkeypatch, capfd):
     limit = 6 + 4 * offline_seconds(tmp_path)  # half of it for the start, and then W&B starts again
     said = prepare(server, monkeypatch)
     job = Job(tmp_path / "job", finish_seconds=limit)
@@ -332,7 +332,7 @@ def test_what_cannot_go_online_is_logged_offline_with_a_warning(prepare, tmp_pat
         assert not file.is_file() or KEY[:20].encode() not in file.read_bytes(), file
 
 
-def test_no_secret_in_what_wandb_complains_of(tmp_path, fake_wandb, monkeypatch):
+def test_warnings_have_no_secret(tmp_path, fake_wandb, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "short")
     fake_wandb(
         f"""
@@ -366,14 +366,14 @@ def init(**_): return Run()
 @pytest.mark.parametrize(
     "free, said", [(2**20, []), (2**20 - 1, ["the disk is full, so its files may lack their end"])]
 )
-def test_a_full_disk_and_what_wandb_only_prints_are_warnings(free, said, tmp_path, fake_wandb):
+def test_printed_problems_are_warnings(free, said, tmp_path, fake_wandb):
     fake_wandb(FULL.replace("FREE", str(free)))
     (warning,) = Job(tmp_path / "job").finish()
     assert warning == f"W&B: {'; '.join([*said, 'not sent', 'slow'])}. To send it later: wandb sync files"
 
 
 @pytest.mark.parametrize("status, keys, limit", [("ok", {"finish_seconds": 1}, 3), ("interrupted", {}, 1.5)])
-def test_a_wandb_that_hangs_is_ended(status, keys, limit, tmp_path, fake_wandb, mark):
+def test_hanging_wandb_is_ended(status, keys, limit, tmp_path, fake_wandb, mark):
     fake_wandb("import subprocess, time; subprocess.Popen(['sleep', '1000'], start_new_session=True); time.sleep(1000)")
     job = Job(tmp_path / "job", **keys)
     deadline = time.monotonic() + 20
@@ -385,7 +385,7 @@ def test_a_wandb_that_hangs_is_ended(status, keys, limit, tmp_path, fake_wandb, 
 
 
 @pytest.mark.slow
-def test_a_process_that_stands_still_holds_nothing_up(tmp_path, fake_wandb):
+def test_stopped_process_holds_nothing_up(tmp_path, fake_wandb):
     fake_wandb("")
     job = Job(tmp_path / "job", finish_seconds=1)
     process = job.tracker.process.process
@@ -398,7 +398,7 @@ def test_a_process_that_stands_still_holds_nothing_up(tmp_path, fake_wandb):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_costs_a_warning_and_a_seconds_steps(tmp_path):
+def test_dead_process_is_a_warning(tmp_path):
     needed = offline_seconds(tmp_path)
     job = Job(tmp_path / "job", mode="offline")
     assert job.tracker.process.channel.poll(60)  # it says where the run is, and then logs the steps
@@ -409,7 +409,7 @@ def test_a_process_that_dies_costs_a_warning_and_a_seconds_steps(tmp_path):
     assert Logged(job.folder).losses == COMPLETE[:-1]  # W&B holds a step back until the next
 
 
-def test_ctrl_c_while_it_waits_leaves_nothing(tmp_path, fake_wandb, mark):
+def test_ctrl_c_leaves_nothing(tmp_path, fake_wandb, mark):
     fake_wandb("import time; time.sleep(1000)")
     job = Job(tmp_path / "job")
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -430,7 +430,7 @@ signal.pause()
 """
 
 
-def test_when_the_parent_is_killed_nothing_is_left(tmp_path, mark, monkeypatch):
+def test_killed_parent_leaves_nothing(tmp_path, mark, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -451,7 +451,7 @@ def test_when_the_parent_is_killed_nothing_is_left(tmp_path, mark, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_imports_wandb_once_and_asks_the_network_once(tmp_path, server, mark):
+def test_sweep_imports_wandb_once(tmp_path, server, mark):
     wandb = server("denied")
     first = Job(tmp_path / "first", group="a sweep")
     process = first.tracker.process.process
@@ -474,7 +474,7 @@ def test_a_sweep_imports_wandb_once_and_asks_the_network_once(tmp_path, server, 
 
 
 @pytest.mark.slow
-def test_a_sweep_has_one_line_that_sends_all_its_offline_runs(tmp_path):
+def test_sweep_line_sends_all_runs(tmp_path):
     folder = tmp_path / "a sweep"
     folder.mkdir()
     for name in ("first", "second"):
@@ -489,7 +489,7 @@ def test_a_sweep_has_one_line_that_sends_all_its_offline_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_name_begins_with_what_differs(tmp_path):
+def test_name_begins_with_what_differs(tmp_path):
     outcome = record()
     outcome.overrides = ["precision=bf16", "model.layers=2", "tracker=wandb", "train.seed=3"]
     tracker = trackers.open_tracker(cfg(mode="offline"), outcome, tmp_path, "a sweep", ["train.seed=3"])
@@ -501,19 +501,19 @@ def test_a_name_begins_with_what_differs(tmp_path):
 
 
 @pytest.mark.parametrize("keys", [{"name": "none"}, {"name": "local"}, {"mode": "disabled"}])
-def test_nothing_is_started_for_what_tracks_nothing(keys, tmp_path, mark):
+def test_no_process_without_a_tracker(keys, tmp_path, mark):
     job = Job(tmp_path / "job", **keys)
     assert marked(mark) == [] and job.finish() == [] and job.tracker.line == ""
     assert trackers.sweep_line(cfg(**keys), tmp_path) == ""
 
 
-def test_WANDB_MODE_disabled_tracks_nothing_unless_the_key_says_more(tmp_path, monkeypatch, mark):
+def test_wandb_mode_disabled(tmp_path, monkeypatch, mark):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert Job(tmp_path / "job").finish() == [] and marked(mark) == []
     assert isinstance(trackers.open_tracker(cfg(mode="offline"), record(), tmp_path), trackers.ProcessTracker)
 
 
-def test_WANDB_DISABLED_is_honoured_and_said(tmp_path, monkeypatch, mark):
+def test_wandb_disabled(tmp_path, monkeypatch, mark):
     monkeypatch.setenv("WANDB_DISABLED", "true")
     assert Job(tmp_path / "job").finish() == [] and marked(mark) == []
     (line,) = tracker_options.warnings(cfg())
@@ -523,7 +523,7 @@ def test_WANDB_DISABLED_is_honoured_and_said(tmp_path, monkeypatch, mark):
     assert tracker_options.sends(cfg()) and tracker_options.warnings(cfg()) == []
 
 
-def test_problems_are_what_wandb_would_refuse(monkeypatch):
+def test_settings_that_wandb_refuses(monkeypatch):
     assert tracker_options.problems(cfg()) == []
     assert tracker_options.problems(cfg(name="local", mode="never", project="")) == []
     for keys, word in [

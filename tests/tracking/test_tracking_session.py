@@ -58,7 +58,7 @@ def line(step: int, loss: float | None = 1.0) -> str:
 # --- the session -------------------------------------------------------------------------------------
 
 
-def test_whole_lines_are_logged_once_as_they_come(session, tmp_path):
+def test_whole_lines_are_logged_once(session, tmp_path):
     made, sent = session()
     steps = tmp_path / "steps.jsonl"
     made.read_steps()
@@ -78,7 +78,7 @@ def test_whole_lines_are_logged_once_as_they_come(session, tmp_path):
     }
 
 
-def test_a_step_that_fails_is_not_logged_again_and_told_once(session, tmp_path):
+def test_failed_step_is_one_warning(session, tmp_path):
     made, sent = session()
     (tmp_path / "steps.jsonl").write_text(line(1, 13) + line(2, 13) + line(3))
     for _ in range(4):
@@ -88,7 +88,7 @@ def test_a_step_that_fails_is_not_logged_again_and_told_once(session, tmp_path):
     assert sent[-1] == ("nowhere", ["unlucky"], True)
 
 
-def test_the_steps_of_an_earlier_attempt_are_not_this_runs(session, tmp_path):
+def test_steps_of_an_earlier_attempt(session, tmp_path):
     steps = tmp_path / "steps.jsonl"
     steps.write_text(line(1))
     made, _ = session(earlier=process.stamp(steps))
@@ -99,7 +99,7 @@ def test_the_steps_of_an_earlier_attempt_are_not_this_runs(session, tmp_path):
     assert [step for step, _ in made.run.logged] == [1, 2]
 
 
-def test_a_run_that_cannot_begin_says_so_and_logs_nothing(session, tmp_path):
+def test_run_that_cannot_begin(session, tmp_path):
     made, sent = session(name="fails")
     (tmp_path / "steps.jsonl").write_text(line(1))
     made.attempt(made.read_steps)
@@ -110,7 +110,7 @@ def test_a_run_that_cannot_begin_says_so_and_logs_nothing(session, tmp_path):
     assert other.run is None and sent == [("", ["'gone'"], False)]
 
 
-def test_a_file_is_told_from_what_becomes_of_it(tmp_path):
+def test_stamp_changes_with_the_file(tmp_path):
     path = tmp_path / "steps.jsonl"
     assert process.stamp(path) is None
     path.write_text("123")
@@ -184,7 +184,7 @@ def wandb(monkeypatch):
     return wandb
 
 
-def test_nothing_of_this_machine_goes_to_wandb_but_what_the_record_says(wandb, tmp_path):
+def test_nothing_of_this_machine_goes_to_wandb(wandb, tmp_path):
     fake = wandb(url="")
     fake.Settings.model_fields = dict.fromkeys([*wandb_run.QUIET, "init_timeout", "finish_timeout"])
     assert wandb_run.WandbRun(tracked(tmp_path), pytest.fail).local, "a run without an address is one of this machine"
@@ -196,7 +196,7 @@ def test_nothing_of_this_machine_goes_to_wandb_but_what_the_record_says(wandb, t
     assert fake.settings == expected
 
 
-def test_a_run_that_cannot_go_online_is_offline_and_so_are_the_next(wandb, tmp_path):
+def test_offline_run_keeps_the_next_offline(wandb, tmp_path):
     fake, troubles = wandb(fails=True), []
     run = wandb_run.WandbRun(tracked(tmp_path), troubles.append)
     why = "no log-in or no connection (no key), so it logged offline"
