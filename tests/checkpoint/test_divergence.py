@@ -36,7 +36,7 @@ def diverged(train):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_diverged_run_keeps_the_last_good_checkpoint(diverged, recipe):
     run = diverged[recipe]
-    kept = checkpoint_files.found(run.folder)
+    kept = checkpoint_files.in_run(run.folder)
     assert run.record.error.type == "Diverged" and kept and not (run.folder / MODEL_FOLDER).exists()
     last = checkpoint_files.step_of(kept[0])
     assert last < run.record.training.steps and math.isfinite(run.record.training.losses[last - 1])
@@ -48,7 +48,7 @@ def test_diverged_run_keeps_the_last_good_checkpoint(diverged, recipe):
 def test_summary_of_a_diverged_run(diverged, recipe):
     run = diverged[recipe]
     lines = " ".join(brief.brief(run.record, run.folder).split())
-    last = checkpoint_files.step_of(checkpoint_files.found(run.folder)[0])
+    last = checkpoint_files.step_of(checkpoint_files.in_run(run.folder)[0])
     assert "type train.learning_rate=0.001." in lines and "larger one" not in lines
     assert f"The last good checkpoint is of step {last}" in lines
     assert "resume=latest resume_allow=[learning_rate] train.learning_rate=0.001" in lines
@@ -70,7 +70,7 @@ after_step.EvaluateThenSave.after_step = poisoned
 def test_resume_at_a_lower_rate(train, again, fault, recipe):
     typed = [f"recipe={recipe}", "train.max_steps=8", "save.every_steps=2", "train.schedule=constant"]
     first = train(*typed, "train.learning_rate=0.01", fork_server=fault(POISONED), status="diverged")
-    assert [checkpoint_files.step_of(each) for each in checkpoint_files.found(first.folder)] == [2]
+    assert [checkpoint_files.step_of(each) for each in checkpoint_files.in_run(first.folder)] == [2]
     lower = ["train.learning_rate=0.001", "resume=latest", "resume_allow=[learning_rate]"]
     record, _ = again(first.folder, *typed, *lower)
     assert record.training.resumed_from_step == 2 and record.training.steps == 8
@@ -89,7 +89,7 @@ def test_another_rate_must_be_allowed(diverged, command):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_divergence_is_noticed_at_the_end(train, recipe):
     run = train(f"recipe={recipe}", *TOO_FAST, "train.max_steps=4", "train.log_seconds=100", status="diverged")
-    assert run.record.error.type == "Diverged" and not checkpoint_files.found(run.folder)
+    assert run.record.error.type == "Diverged" and not checkpoint_files.in_run(run.folder)
 
 
 def test_nan_loss_stops_the_training(train):
@@ -99,7 +99,7 @@ def test_nan_loss_stops_the_training(train):
 
 def test_continue_saves_no_nan(train):
     run = train(*DIVERGES, "train.on_nan=continue")
-    steps = [checkpoint_files.step_of(folder) for folder in checkpoint_files.found(run.folder)]
+    steps = [checkpoint_files.step_of(folder) for folder in checkpoint_files.in_run(run.folder)]
     assert run.record.training.steps == 8 and run.record.training.diverged
     assert steps and max(steps) < 4 and not (run.folder / MODEL_FOLDER).exists()
     assert [text for text in run.record.warnings if "no model is saved" in text]
@@ -110,7 +110,7 @@ def test_continue_saves_no_nan(train):
 def test_all_ranks_agree(train, mode):
     ranks = [f"parallelism={mode}", "parallelism.num_processes=2"]
     run = train(*DIVERGES, *ranks, "train.log_seconds=0", status="diverged")
-    assert run.record.error.type == "Diverged" and checkpoint_files.found(run.folder)
+    assert run.record.error.type == "Diverged" and checkpoint_files.in_run(run.folder)
 
 
 def test_exit_code_of_a_diverged_run(command, tmp_path):

@@ -55,7 +55,7 @@ OPTIMIZERS = [
 
 def steps(folder) -> list[int]:
     """The steps of a run's checkpoints, the oldest first."""
-    return [checkpoint_files.step_of(path) for path in reversed(checkpoint_files.found(folder))]
+    return [checkpoint_files.step_of(path) for path in reversed(checkpoint_files.in_run(folder))]
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +90,16 @@ def test_a_resumed_run_is_the_one_that_was_never_stopped(whole, again, tmp_path,
         pytest.importorskip(package[optim])
     left_alone = whole(recipe, *options)
     assert steps(left_alone.folder) == [2, 4, 6, 8]
-    shutil.copytree(checkpoint_files.found(left_alone.folder)[2], tmp_path / "checkpoints/step-00000004")
+    shutil.copytree(checkpoint_files.in_run(left_alone.folder)[2], tmp_path / "checkpoints/step-00000004")
     resumed, _ = again(tmp_path, f"recipe={recipe}", *TOLD, *options, "save.every_steps=4", "resume=latest")
     assert resumed.training.resumed_from_step == 4
     assert resumed.training.losses == left_alone.record.training.losses
     for key in ("steps", "samples", "tokens", "final_loss"):
         assert getattr(resumed.training, key) == getattr(left_alone.record.training, key), key
+    ours, theirs = checkpoint_files.in_run(tmp_path)[0], checkpoint_files.in_run(left_alone.folder)[0]
     for kind in ("weights", "optimizer"):
-        ours, theirs = (
-            checkpoint_files.found(folder)[0] / f"rank-0.{kind}.safetensors" for folder in (tmp_path, left_alone.folder)
-        )
-        assert ours.read_bytes() == theirs.read_bytes(), kind
+        name = f"rank-0.{kind}.safetensors"
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), kind
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -147,7 +146,7 @@ def test_a_longer_training_has_its_own_schedule(train, again, tmp_path, recipe, 
     lines = [json.loads(line) for line in (tmp_path / run_folder.STEPS_FILE).read_text().splitlines()]
     assert [line["learning_rate"] for line in lines if "loss" in line][2:] == [0.25, 0.125]
     before, after = (
-        load_file(checkpoint_files.found(folder)[0] / "rank-0.weights.safetensors")
+        load_file(checkpoint_files.in_run(folder)[0] / "rank-0.weights.safetensors")
         for folder in (short.folder, tmp_path)
     )
     assert all((weight != after[name]).any() for name, weight in before.items() if weight.is_floating_point())
@@ -369,7 +368,7 @@ import os, signal, legroom.training.evaluate as part
 part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("time").sleep(60)
 """
     run = train("recipe=accelerate", status="preempted", fork_server=fault(code))
-    assert run.record.training.steps == 2 and [path.name for path in checkpoint_files.found(run.folder)] == [
+    assert run.record.training.steps == 2 and [path.name for path in checkpoint_files.in_run(run.folder)] == [
         "step-00000002"
     ]
     assert run.record.evaluation is None

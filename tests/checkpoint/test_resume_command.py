@@ -15,7 +15,7 @@ from legroom.records import checkpoint_files, record, record_file
 
 def steps(folder) -> list[int]:
     """The steps of a run's checkpoints, the oldest first."""
-    return [checkpoint_files.step_of(path) for path in reversed(checkpoint_files.found(folder))]
+    return [checkpoint_files.step_of(path) for path in reversed(checkpoint_files.in_run(folder))]
 
 
 # --- the command: which folder, which training --------------------------------------------------------

@@ -51,7 +51,7 @@ def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
     resumed, warned = again(tmp_path, *TOLD, *options, "save.every_steps=2", "resume=latest")
     assert not warned and resumed.training.resumed_from_step == 2
     assert resumed.training.losses == left_alone.record.training.losses
-    ours, theirs = (checkpoint_files.found(folder)[0] for folder in (tmp_path, left_alone.folder))
+    ours, theirs = (checkpoint_files.in_run(folder)[0] for folder in (tmp_path, left_alone.folder))
     names = sorted(path.name for path in ours.glob("*.safetensors"))
     assert len(names) == 4
     for name in names:
@@ -148,7 +148,7 @@ if job.rank_info.rank == 1:
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, whole, mode):
     options = ["recipe=accelerate", f"parallelism={mode}", *TWO]
     stopped = train(*TOLD, *options, fork_server=fault(ASK_RANK_1), status="preempted")
-    [folder] = checkpoint_files.found(stopped.folder)
+    [folder] = checkpoint_files.in_run(stopped.folder)
     assert checkpoint_files.verify(folder).step == stopped.record.training.steps == 3
     resumed, _ = again(stopped.folder, *TOLD, *options, "resume=latest")
     assert resumed.training.losses == whole(*options).record.training.losses
@@ -180,7 +180,7 @@ def test_sigterm_to_two_ranks_leaves_a_checkpoint(tmp_path):
     assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=5)[1]
     left = record_file.read(tmp_path / "here")
     assert left.status == "preempted"
-    [folder] = checkpoint_files.found(tmp_path / "here")
+    [folder] = checkpoint_files.in_run(tmp_path / "here")
     assert checkpoint_files.verify(folder).step == left.training.steps
 
 
@@ -210,7 +210,7 @@ def test_a_signal_after_the_last_step_loses_nothing(train, fault, mode, phase, r
     told += ["save.final=true"] if phase == "save" else []
     run = train(*told, fork_server=fault(FINAL.format(phase=phase, ranks=ranks)), status="preempted")
     assert run.record.error is None and run.record.evaluation is None
-    [folder] = checkpoint_files.found(run.folder)
+    [folder] = checkpoint_files.in_run(run.folder)
     assert checkpoint_files.verify(folder).step == 5
     assert (run.folder / run_folder.MODEL_FOLDER).is_dir() == (phase == "save")
 
@@ -225,7 +225,7 @@ def test_a_kill_after_the_last_step_leaves_a_checkpoint(train, fault, again):
     """Where the model is to be saved; a run that is complete keeps the model alone."""
     told = [*TOLD, "parallelism=ddp", *TWO, "eval.enabled=true", "save.final=true"]
     killed = train(*told, fork_server=fault(KILLED_IN_EVALUATION), status="killed")
-    assert [path.name for path in checkpoint_files.found(killed.folder)] == ["step-00000005"]
+    assert [path.name for path in checkpoint_files.in_run(killed.folder)] == ["step-00000005"]
     done, _ = again(killed.folder, "recipe=accelerate", *told, "resume=latest")
     assert done.training.resumed_from_step == 5 and done.evaluation is not None
     assert not (train(*told).folder / checkpoint_files.FOLDER).exists()

@@ -108,7 +108,7 @@ def test_wrongly_saved_model_fails(train, fault):
     assert run.record.error.phase == "save" and "transformer.h.0." in run.record.error.message
     assert (run.folder / run_folder.DIFFERENT_MODEL_FOLDER / "tokenizer_config.json").is_file()
     assert not (run.folder / run_folder.MODEL_FOLDER).exists() and (run.folder / "model-differs").is_dir()
-    assert [path.name for path in checkpoint_files.found(run.folder)] == ["step-00000003"], "nothing is lost"
+    assert [path.name for path in checkpoint_files.in_run(run.folder)] == ["step-00000003"], "nothing is lost"
 
 
 ADAPTER = """

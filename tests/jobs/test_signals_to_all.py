@@ -53,14 +53,14 @@ def test_a_run_with_loaders_saves_and_ends_as_preempted(signalled, fork_server, 
     told = [f"recipe={recipe}", *LONG, "data.workers=2"]
     record, _ = signalled(number, is_step, fork_server, *told, status="preempted")
     assert record.training.steps and record.error is None
-    assert [checkpoint_files.step_of(each) for each in checkpoint_files.found(tmp_path)] == [record.training.steps]
+    assert [checkpoint_files.step_of(each) for each in checkpoint_files.in_run(tmp_path)] == [record.training.steps]
 
 
 @pytest.mark.slow
 def test_ranks_with_loaders_save_the_same_step(signalled, fork_server, tmp_path):
     ranks = ["parallelism=ddp", "parallelism.num_processes=2", "data.workers=1"]
     record, _ = signalled(signal.SIGTERM, is_step, fork_server, *LONG, *ranks, status="preempted")
-    found = checkpoint_files.found(tmp_path)
+    found = checkpoint_files.in_run(tmp_path)
     assert [checkpoint_files.step_of(each) for each in found] == [record.training.steps]
     assert len(checkpoint_files.verify(found[0]).ranks) == 2
 
@@ -69,7 +69,7 @@ def test_without_on_signal_it_ends_at_once_and_says_by_what(signalled, fork_serv
     told = [*LONG, "save.on_signal=false"]
     record, seconds = signalled(signal.SIGTERM, is_step, fork_server, *told, status="interrupted")
     assert (record.error.type, record.error.message) == ("SIGTERM", "ended by SIGTERM")
-    assert seconds < 5 and not checkpoint_files.found(tmp_path)
+    assert seconds < 5 and not checkpoint_files.in_run(tmp_path)
 
 
 def is_building(message):

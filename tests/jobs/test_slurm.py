@@ -96,8 +96,8 @@ def test_a_batch_job_that_is_preempted_is_saved_requeued_and_finished(slurm, env
     wait_for(lambda: (run / STEPS_FILE).exists() and (run / STEPS_FILE).stat().st_size, 240, tmp_path)
     urgent = ["sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", f"--output={tmp_path}/high.txt"]
     slurm.output(*urgent, "--wrap=sleep 5")
-    wait_for(lambda: checkpoint_files.found(run), 120, tmp_path)
-    saved = checkpoint_files.step_of(checkpoint_files.found(run)[0])
+    wait_for(lambda: checkpoint_files.in_run(run), 120, tmp_path)
+    saved = checkpoint_files.step_of(checkpoint_files.in_run(run)[0])
     wait_for(lambda: slurm.hurry() or not slurm.output("squeue", "-h", "-j", job), 600, tmp_path)
     record = record_file.read(run)
     assert record.status == "ok" and len(record.training.losses) == STEPS, logs(tmp_path)

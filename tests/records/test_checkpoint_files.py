@@ -27,7 +27,7 @@ def names(run) -> list[str]:
 
 def test_written_checkpoint_is_whole(tmp_path):
     folder = write(tmp_path, 10)
-    assert folder == tmp_path / "checkpoints/step-00000010" and checkpoint_files.found(tmp_path) == [folder]
+    assert folder == tmp_path / "checkpoints/step-00000010" and checkpoint_files.in_run(tmp_path) == [folder]
     whole = checkpoint_files.verify(folder)
     assert (whole.step, whole.values["config"], checkpoint_files.config_of(folder)) == (10, {"step": 10}, {"step": 10})
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -84,7 +84,7 @@ def test_discard_all_keeps_other_files(tmp_path):
     for step in (1, 2, 3):
         write(tmp_path, step, keep=9)
     checkpoint_files.prune(tmp_path, 2, 1)
-    assert [path.name for path in checkpoint_files.found(tmp_path)] == ["step-00000002"]
+    assert [path.name for path in checkpoint_files.in_run(tmp_path)] == ["step-00000002"]
     (tmp_path / "checkpoints" / "mine").touch()
     checkpoint_files.discard_all(tmp_path)
     assert os.listdir(tmp_path / "checkpoints") == ["mine"]
@@ -98,8 +98,8 @@ def test_names_of_checkpoints(tmp_path):
     digits = {n: f"step-{'1' * n}" for n in (7, 8, 15, 16)}
     for name in (*digits.values(), "step-0000000a", ".step-00000001.gone", "step-00000001.x"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert [path.name for path in checkpoint_files.found(tmp_path)] == [digits[15], digits[8]]
-    assert checkpoint_files.folder_name(12) == "step-00000012" and checkpoint_files.found(tmp_path / "none") == []
+    assert [path.name for path in checkpoint_files.in_run(tmp_path)] == [digits[15], digits[8]]
+    assert checkpoint_files.folder_name(12) == "step-00000012" and checkpoint_files.in_run(tmp_path / "none") == []
 
 
 def test_leftovers_of_killed_saves_are_removed(tmp_path):

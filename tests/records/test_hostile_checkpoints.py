@@ -214,7 +214,7 @@ def test_only_regular_files_of_the_folder_are_read(folder, tmp_path, file, kind)
 
 def test_folder_with_too_many_digits_is_no_checkpoint(folder):
     folder.with_name("step-" + "9" * 200).mkdir()
-    assert checkpoint_files.found(folder.parents[1]) == [folder]
+    assert checkpoint_files.in_run(folder.parents[1]) == [folder]
 
 
 def test_configuration_is_verified(folder, tmp_path):

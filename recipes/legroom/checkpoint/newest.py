@@ -47,7 +47,7 @@ def _newest_whole(cfg: Config, folder: Path, warn: Callable[[str], None]) -> tup
     """(the checkpoint, or None; why the newest one was skipped, or nothing)."""
     is_latest = cfg.resume == resume.LATEST
     if is_latest:
-        paths = checkpoint_files.found(folder)
+        paths = checkpoint_files.in_run(folder)
     else:
         paths = resume.candidates(str(cfg.resume))
     reason = ""

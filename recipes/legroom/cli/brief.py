@@ -346,7 +346,7 @@ def _model(outcome: Record, folder: Path) -> list[str]:
 
 def _way_on(outcome: Record, folder: Path) -> list[str]:
     """How a run that did not end ok can go on."""
-    checkpoints = checkpoint_files.found(folder)
+    checkpoints = checkpoint_files.in_run(folder)
     if outcome.status == "diverged":
         return [_wrapped("", line) for line in _last_good(outcome, checkpoints)]
     if checkpoints:

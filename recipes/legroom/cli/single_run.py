@@ -66,7 +66,7 @@ def run_alone(composed: DictConfig, hydra_config: HydraConf) -> str:
     if before is not None and resume.is_finished(cfg, folder, before):
         return _report_finished(cfg, before, folder)
     if cfg.resume == resume.LATEST:
-        problems = resume.mismatch_problems(cfg, checkpoint_files.found(folder))
+        problems = resume.mismatch_problems(cfg, checkpoint_files.in_run(folder))
         if problems:
             return _refuse(problems)
     damaged = None
@@ -136,7 +136,7 @@ def _holds_other_run(cfg: Config, folder: Path) -> bool:
     """Whether a folder has a record, checkpoints or a model of another run."""
     if is_occupied(folder):
         return True
-    if checkpoint_files.found(folder):
+    if checkpoint_files.in_run(folder):
         return cfg.resume is None
     return bool(cfg.save.final) and any(folder.glob(f"{run_folder.MODEL_FOLDER}/*"))
 

@@ -179,7 +179,7 @@ def clear(folder: Path, resume: bool = False) -> None:
             resume = resume or (before.status in FROM_OUTSIDE and before.config_key == folder.name)
         except ValueError:
             resume = True
-    if resume and checkpoint_files.found(folder):
+    if resume and checkpoint_files.in_run(folder):
         return
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():

@@ -166,7 +166,7 @@ def _run_new(entry: JobOfSweep, state: SweepState) -> Record:
         if unusable:
             outcome.warnings.append(unusable)
         sweeps.clear(job_folder, cfg.resume == resume.LATEST)
-        if checkpoint_files.found(job_folder):
+        if checkpoint_files.in_run(job_folder):
             cfg.resume = outcome.config["resume"] = resume.LATEST
         fork_server = None
         if entry.in_task:

@@ -182,7 +182,7 @@ def candidates(named: str) -> list[Path]:
     folder = Path(named)
     if checkpoint_files.NAME.fullmatch(folder.name):
         return [folder] if folder.is_dir() else []
-    return checkpoint_files.found(folder)
+    return checkpoint_files.in_run(folder)
 
 
 def resume_folder(cfg: Config, folder: Path, hydra_overrides: list[str]) -> Path:
@@ -220,7 +220,7 @@ def _newest_of(cfg: Config, runs: Iterable[Path], any_length: bool = False) -> P
 def begins_anew(cfg: Config, folder: Path) -> list[str]:
     """A warning where resume=latest finds nothing in the folder to go on from, with a checkpoint that another folder
     has of the same training, of any length. folder: from `resume_folder`."""
-    if cfg.resume != LATEST or checkpoint_files.found(folder):
+    if cfg.resume != LATEST or checkpoint_files.in_run(folder):
         return []
     line = f"resume={LATEST} found no checkpoint of this training in {folder}: it begins at step 0."
     runs = [*Path("outputs").absolute().glob("*/*"), *folder.parent.glob("*")]
@@ -272,7 +272,7 @@ def damaged_record(cfg: Config, folder: Path) -> str | None:
     except OSError:
         return None
     except ValueError as error:
-        checkpoints = checkpoint_files.found(folder)
+        checkpoints = checkpoint_files.in_run(folder)
         of_another_training = mismatch_problems(cfg, checkpoints, any_length=cfg.resume != LATEST)
         if not of_another_training and any(_is_readable(checkpoint) for checkpoint in checkpoints):
             return printable(f"the record of the run so far is replaced, since it cannot be used: {error}")
@@ -288,7 +288,7 @@ def is_finished(cfg: Config, folder: Path, before: record.Record | None) -> bool
     if before is None or before.status != "ok" or cfg.resume != LATEST:
         return False
     missing = model_missing(cfg, folder) or record.NOT_COUNTED in before.warnings
-    return not (missing and checkpoint_files.found(folder))
+    return not (missing and checkpoint_files.in_run(folder))
 
 
 def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> bool:

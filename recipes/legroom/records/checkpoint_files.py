@@ -58,7 +58,7 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def found(run: Path) -> list[Path]:
+def in_run(run: Path) -> list[Path]:
     """The checkpoints in a run's folder, the newest first."""
     folders = [path for path in Path(run, FOLDER).glob("step-*") if NAME.fullmatch(path.name)]
     return sorted(folders, key=step_of, reverse=True)
@@ -259,15 +259,15 @@ def put_in_place(unfinished: Path, target: Path) -> None:
 
 def prune(run: Path, step: int, keep: int) -> None:
     """Leave the newest checkpoints up to a step; later ones are broken, or of a training that went another way."""
-    kept = [folder for folder in found(run) if step_of(folder) <= step][:keep]
-    for folder in found(run):
+    kept = [folder for folder in in_run(run) if step_of(folder) <= step][:keep]
+    for folder in in_run(run):
         if folder not in kept:
             _discard(folder)
 
 
 def discard_all(run: Path) -> None:
     """Remove the checkpoints of a run, and their folder if nothing else is in it."""
-    for folder in found(run):
+    for folder in in_run(run):
         _discard(folder)
     with contextlib.suppress(OSError):
         Path(run, FOLDER).rmdir()

@@ -74,7 +74,7 @@ def _why_no_model(path: Path, run: Path, record: Record | None, use: str) -> str
             runs += [(_record(file.parent), file.parent) for file in path.glob(depth)]
         if runs:
             return _several(path, runs, use)
-    if checkpoint_files.found(run):
+    if checkpoint_files.in_run(run):
         start = "the command of its training with" if record is None else _training(record)
         command = f"{start} resume=latest save.final=true hydra.run.dir={shlex.quote(str(run))}"
         return f"{path} holds checkpoints and no trained model. To save it, type {command}"

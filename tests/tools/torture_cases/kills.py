@@ -93,7 +93,7 @@ def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def _steps(folder: Path) -> list[int]:
-    return [checkpoint_files.step_of(path) for path in checkpoint_files.found(folder)]
+    return [checkpoint_files.step_of(path) for path in checkpoint_files.in_run(folder)]
 
 
 # --- a worker of a job --------------------------------------------------------------------------------
