@@ -371,6 +371,21 @@ def test_what_is_written_in_several_tensors_at_once_is_unknown():
     assert hollow.holds(weights[0])
 
 
+def test_shapes_are_changed_also_where_no_number_is_computed():
+    hollow, aten = Hollow(), torch.ops.aten
+    rows = [torch.empty(LARGE // 2), torch.empty(LARGE // 2)]
+    batch = torch.empty(LARGE)
+    assert run_on_host(hollow, aten.resize_.default, batch, [2, LARGE // 2]) == (False, None)
+    assert run_on_host(hollow, aten.unsqueeze_.default, batch, 0) == (False, None)
+    hollow.add(rows[0])
+    out = torch.empty(0)
+    is_done, result = hollow.run(aten.stack.out, (rows, 0), {"out": out}, [*rows, out])
+    assert is_done
+    assert result is out
+    assert out.shape == (2, LARGE // 2)
+    assert hollow.holds(out)
+
+
 def test_known_numbers_that_are_written_over_all_of_a_mask_are_computed():
     hollow, aten = Hollow(), torch.ops.aten
     mask = torch.zeros(64, dtype=torch.bool)

@@ -13,6 +13,7 @@ import torch
 from legroom_inside.values import replaced, tensors_of
 
 LARGE = 2**20  # elements of a floating-point tensor that is not computed
+RESHAPES = ("resize_", "set_")  # in place, and so do those with torch's tag inplace_view
 OVERWRITES = ("fill_", "zero_", "copy_")
 FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "new_", "normal", "arange", "linspace", "eye")
 
@@ -66,6 +67,8 @@ class Hollow:
         large = any(tensor.is_floating_point() and tensor.numel() >= LARGE for tensor in tensors)
         if not large and not any(self.holds(tensor) for tensor in tensors):
             return False, None
+        if torch.Tag.inplace_view in func.tags or func.__name__.startswith(RESHAPES):
+            return False, None  # it changes a shape, and no number
         if any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments):
             return self._written(func, args, kwargs)
         if any(argument.alias_info for argument in func._schema.arguments):
@@ -94,11 +97,33 @@ class Hollow:
         returns = len(func._schema.returns)
         if not is_unknown or returns not in (0, len(result)):
             return False, None
+        if "out" in kwargs:
+            self._resize(func, args, kwargs)
         for tensor in written:
             self.add(tensor)
         if returns == 0:
             return True, None
         return True, result[0] if returns == 1 else tuple(result)
+
+    def _resize(self, func, args, kwargs):
+        """Give the tensor that a result is to be written into the shape of the result, as the operation does."""
+        out = kwargs["out"]
+        if not isinstance(out, torch.Tensor):
+            return
+
+        def change(value):
+            if isinstance(value, torch.Tensor):
+                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            return value
+
+        settings = {name: replaced(value, change) for name, value in kwargs.items() if name != "out"}
+        empty = torch.empty(0, dtype=out.dtype, device="meta")
+        try:
+            shape = func(*replaced(args, change), **settings, out=empty).shape
+        except Exception:  # no rule for the meta device: the shape is taken to be right
+            return
+        if out.shape != shape:
+            out.resize_(shape)
 
     def _made(self, func, args, kwargs, only_floats):
         """The result by its shape, which torch infers on its meta device, in memory that is not touched."""
