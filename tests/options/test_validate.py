@@ -168,6 +168,9 @@ def test_the_accumulation_is_derived_from_the_effective_batch():
         (["model=llama_tiny", "model.width=12", "model.heads=4"], ["model.width=12", "model.heads=4"]),
         (["data.seq_len=1024"], ["data.seq_len=1024", "model.positions=512"]),
         (["train.schedule=constant", "train.warmup_steps=2"], ["train.warmup_steps", "constant_with_warmup"]),
+        (["train.floor=0.1"], ["train.floor", "train.schedule=cosine"]),
+        (["train.schedule=cosine", "train.decay_steps=2"], ["train.decay_steps", "train.schedule=wsd"]),
+        (["train.schedule=wsd", "train.decay_steps=3", "train.max_steps=2"], ["train.max_steps=2"]),
         (["data=source", "model=bert_tiny"], ["data=source", "model=bert_tiny", "model=gpt2_tiny"]),
         (["data=source", "model=gpt2_tiny", "model.vocab=256"], ["model.vocab=256", "257", "model.vocab=512"]),
         (

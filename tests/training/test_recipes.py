@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 
 import pytest
 import torch
@@ -85,6 +86,22 @@ def test_both_recipes_log_the_same_learning_rates_norms_and_epochs(run):
     assert ours["learning_rate"] == theirs["learning_rate"] == pytest.approx([0, 0.005, 0.01, 0.02 / 3, 0.01 / 3])
     assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
     assert all(norm > 0.1 for norm in ours["gradient_norm"]), "before clipping"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("train.schedule=wsd train.decay_steps=2 train.warmup_steps=1", [0, 1, 1, 1, 0.5]),
+        ("train.schedule=wsd train.decay_steps=2 train.floor=0.5", [1, 1, 1, 1, 0.75]),
+        ("train.schedule=wsd", [1, 1, 1, 1, 1]),  # a tenth of five steps is one, which begins at the whole rate
+        ("train.schedule=cosine train.floor=0.1", [0.1 + 0.45 * (1 + math.cos(math.pi * n / 5)) for n in range(5)]),
+    ],
+)
+def test_schedules_that_fall_to_a_floor(run, recipe, words, expected):
+    told = ["model=bert_tiny", "train.max_steps=5", "train.learning_rate=0.01", *words.split()]
+    rates = steps_of(run(f"recipe={recipe}", *told))["learning_rate"]
+    assert rates == pytest.approx([0.01 * factor for factor in expected])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -18,8 +18,10 @@ class Train:
     learning_rate: float | None = at_least(0)
     weight_decay: float = at_least(0)
     max_grad_norm: float = at_least(0)
-    schedule: str | None = one_of("linear", "cosine", "constant", "constant_with_warmup", "polynomial", None)
+    schedule: str | None = one_of("linear", "cosine", "constant", "constant_with_warmup", "polynomial", "wsd", None)
     warmup_steps: int = at_least(0)
+    decay_steps: int | None = key(minimum=1, recorded="if set")
+    floor: float | None = key(minimum=0, below=1, recorded="if set")
     seed: int = key(identity=(RUN, TRAINING), minimum=0, below=2**32)  # NumPy's bound
     log_seconds: float = at_least(0, identity=(RUN,))
     on_nan: str = one_of("stop", "continue", identity=(RUN,))

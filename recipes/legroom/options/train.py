@@ -8,6 +8,8 @@ from legroom.options import hooks
 
 PRETRAINED_LEARNING_RATE = 5e-5  # the default of transformers' TrainingArguments, made for fine-tuning
 
+FALL_TO_A_FLOOR = ("cosine", "wsd")  # schedules
+WSD_DECAY = 10  # with train.decay_steps=null the rate falls in the last of so many parts of the training
 POLYNOMIAL_END = 1e-7  # the last learning rate of transformers' polynomial schedule
 
 
@@ -50,7 +52,7 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Settings that would be ignored."""
-    lines = _schedule_problems(cfg)
+    lines = _schedule_problems(cfg) + _fall_problems(cfg)
     rate = cfg.train.learning_rate
     for section in ("adapter", "model") if cfg.adapter.is_used else ("model",):
         key = f"{section}.learning_rate"
@@ -90,6 +92,30 @@ def _schedule_problems(cfg: Config) -> list[str]:
     return lines
 
 
+def _fall_problems(cfg: Config) -> list[str]:
+    """`train.floor` and `train.decay_steps` with a schedule that does not read them, or in too short a training."""
+    lines = []
+    if cfg.train.floor is not None and cfg.train.schedule not in FALL_TO_A_FLOOR:
+        lines.append(
+            f"train.floor is not used by train.schedule={cfg.train.schedule}. Choose train.schedule=cosine or "
+            "train.schedule=wsd, or leave it out."
+        )
+    if cfg.train.decay_steps is None:
+        return lines
+    if cfg.train.schedule != "wsd":
+        lines.append(
+            f"train.decay_steps is not used by train.schedule={cfg.train.schedule}. Choose train.schedule=wsd, or "
+            "leave it out."
+        )
+    changing = cfg.train.warmup_steps + cfg.train.decay_steps
+    if cfg.train.max_steps is not None and changing > cfg.train.max_steps:
+        lines.append(
+            f"train.warmup_steps and train.decay_steps are {changing} steps together, and train.max_steps="
+            f"{cfg.train.max_steps}. Type a smaller train.decay_steps."
+        )
+    return lines
+
+
 def warmup_warnings(cfg: Config, steps: int) -> list[str]:
     """A warm-up that the training does not see the end of. steps: of the whole training."""
     warmup = cfg.train.warmup_steps
@@ -99,6 +125,25 @@ def warmup_warnings(cfg: Config, steps: int) -> list[str]:
         f"train.warmup_steps={warmup:,} is not below the {steps:,} steps of this training: the learning rate never "
         f"reaches train.learning_rate={cfg.train.learning_rate}."
     ]
+
+
+def schedule_name(cfg: Config) -> str:
+    """transformers' name of the schedule."""
+    if cfg.train.schedule == "wsd":
+        return "warmup_stable_decay"
+    if cfg.train.schedule == "cosine" and cfg.train.floor:
+        return "cosine_with_min_lr"
+    assert cfg.train.schedule is not None, "`resolve` fills it in"
+    return cfg.train.schedule
+
+
+def schedule_arguments(cfg: Config, steps: int) -> dict[str, Any]:
+    """What transformers' schedule is given beside its warm-up and its length. steps: of the whole training."""
+    floor = cfg.train.floor or 0.0
+    if cfg.train.schedule == "wsd":
+        decay = cfg.train.decay_steps or max(1, steps // WSD_DECAY)
+        return {"num_decay_steps": decay, "decay_type": "linear", "min_lr_ratio": floor}
+    return {"min_lr_rate": floor} if cfg.train.schedule == "cosine" and floor else {}
 
 
 def training_arguments(cfg: Config) -> dict[str, Any]:
@@ -111,7 +156,7 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
         "learning_rate": train.learning_rate,
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.max_grad_norm,
-        "lr_scheduler_type": train.schedule,
+        "lr_scheduler_type": schedule_name(cfg),
         "warmup_steps": train.warmup_steps,
         "seed": train.seed,
         "data_seed": train.seed,

@@ -16,7 +16,7 @@ from legroom.data.data_loader import Batch
 from legroom.data.dataset import Data
 from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
-from legroom.options import hooks
+from legroom.options import hooks, train
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.training.after_step import EvaluateThenSave
@@ -45,7 +45,11 @@ class Loop:
         self.parameters = list(self.model.parameters())  # walking through the modules takes 0.2 ms of a step
         self.steps_per_epoch, self.total_steps = step_counts(args, len(self.loader))
         self.scheduler = get_scheduler(
-            args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps), self.total_steps
+            args.lr_scheduler_type,
+            self.optimizer,
+            args.get_warmup_steps(self.total_steps),
+            self.total_steps,
+            train.schedule_arguments(cfg, self.total_steps),
         )
 
     def train(self, step_log: StepLog, saver: EvaluateThenSave) -> None:

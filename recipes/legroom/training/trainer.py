@@ -19,7 +19,7 @@ from legroom.data.data_loader import Batch
 from legroom.data.dataset import Data
 from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
-from legroom.options import hooks
+from legroom.options import hooks, train
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.training.after_step import EvaluateThenSave
@@ -129,6 +129,7 @@ class Loop:
         self.accelerator = self.trainer.accelerator
         batches = math.ceil(len(data.train) / (args.train_batch_size * data.ranks))
         self.steps_per_epoch, self.total_steps = step_counts(args, batches)
+        args.lr_scheduler_kwargs = train.schedule_arguments(cfg, self.total_steps)
 
     @property
     def model(self) -> Any:
