@@ -46,7 +46,7 @@ class Rows:
             return copy.copy(self.next_batch) if is_container else self.next_batch
         self.loader = loader
         self.sizes.append(elements_of(batch))
-        self.counts.append(getattr(loader, "batch_size", None))
+        self.counts.append(_rows_of(loader))
         return batch
 
     def smaller_batch(self):
@@ -106,6 +106,14 @@ class Rows:
             return None
         finally:
             self.is_looking = False
+
+
+def _rows_of(loader):
+    """How many rows a loader puts into a batch; None where it does not say."""
+    count = getattr(loader, "batch_size", None)
+    if count is None:  # as accelerate makes its loaders
+        count = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return count
 
 
 class _Batches:
