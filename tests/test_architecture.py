@@ -391,8 +391,6 @@ TOUCHED = {
     "test_estimating_machine.py: _find_one",
     "test_evaluation_memory.py: _ask",
     "test_fork_server.py: _errors",
-    "test_hooks.py: _REGISTRY",
-    "test_hooks.py: _complete",
     "test_longest_rows.py: _estimate",
     "test_parts_of_ranks.py: _run",
     "test_program_command.py: _parser",

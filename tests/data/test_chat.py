@@ -147,7 +147,7 @@ def test_what_a_template_refuses_is_said_with_the_row(told_with):
     assert "talks.jsonl, line 2" in message and "roles must alternate user/assistant" in message
 
 
-def test_the_plain_template_goes_with_the_tokenizer_that_is_saved(told_with):
+def test_the_plain_template_is_saved(told_with):
     data = built(*told_with(None, TWO))
     text = data.tokenizer.apply_chat_template(TWO["messages"][:1], tokenize=False, add_generation_prompt=True)
     assert text == "user:\na\n\nassistant:\n"
@@ -190,7 +190,7 @@ def test_prompt_and_completion_are_a_question_and_its_answer(tmp_path):
 # --- length ----------------------------------------------------------------------------------------
 
 
-def test_a_long_conversation_keeps_its_end_and_what_was_cut_is_counted(tmp_path):
+def test_a_long_conversation_keeps_its_end(tmp_path):
     rows = [talk("x" * 200, "short"), talk("a", "b"), talk("a", "y" * 200, "z" * 60)]
     data = built(*told(write(tmp_path / "talks.jsonl", rows), "data.seq_len=32"))
     assert [len(row["input_ids"]) for row in data.train] == [32, 24]  # the last one's end has no answer
@@ -200,7 +200,7 @@ def test_a_long_conversation_keeps_its_end_and_what_was_cut_is_counted(tmp_path)
     assert "1 of 3 conversations" in left_out and "talks.jsonl, line 3" in left_out
 
 
-def test_conversations_without_an_answer_are_left_out_and_none_is_refused(tmp_path):
+def test_conversations_without_an_answer_are_left_out(tmp_path):
     path = write(tmp_path / "talks.jsonl", [talk("only a question"), talk("a", "b")])
     data = built(*told(path))
     assert len(data.train) == 1 and any("have no answer" in line for line in data.warnings)
@@ -235,14 +235,14 @@ def test_conversations_without_an_answer_are_left_out_and_none_is_refused(tmp_pa
     ],
     ids=str,
 )
-def test_a_row_that_is_no_conversation_is_one_line_with_its_place(tmp_path, row, words):
+def test_a_row_without_a_conversation_is_named(tmp_path, row, words):
     path = tmp_path / "talks.jsonl"
     path.write_text(json.dumps(TWO) + "\n" + json.dumps(row) + "\n")
     message = refusal(*told(path))
     assert all(word in message for word in ["talks.jsonl", *words]), message
 
 
-def test_what_the_template_leaves_out_or_a_row_has_besides_is_said(told_with):
+def test_unused_parts_of_a_row_are_named(told_with):
     row = {"messages": [{"role": "user", "content": "say <|im_end|>", "name": "Ann"}, *TWO["messages"][1:2]]}
     forgetful = CHATML.replace("{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}")
     data = built(*told_with(forgetful, ONE, row))
@@ -260,7 +260,7 @@ def test_what_the_template_leaves_out_or_a_row_has_besides_is_said(told_with):
     ],
     ids=str,
 )
-def test_what_does_not_go_with_conversations_is_refused_in_words(tmp_path, words, expected):
+def test_keys_that_conversations_do_not_have_are_refused(tmp_path, words, expected):
     path = write(tmp_path / "talks.jsonl", [TWO])
     sizes = [word for word in small(*told(path)) if not word.startswith("model.kv")]
     problems = compose(*sizes, *words).problems
@@ -317,15 +317,6 @@ def test_the_loss_is_that_of_the_answers(train, tmp_path):
     more = ["train.max_steps=30", "train.learning_rate=0.01", "train.schedule=constant", "data.samples=null"]
     answers = train(*told(path, *more)).record.training
     assert answers.final_loss < 0.1 and answers.samples == 60
-
-
-def test_a_resumed_training_goes_on_with_the_same_rows(train, again, tmp_path):
-    words = told(write(tmp_path / "talks.jsonl", TALKS), "recipe=accelerate", "save.every_steps=2", "data.samples=null")
-    words.append("train.schedule=constant")
-    whole = train(*words, "train.max_steps=6").record.training.losses
-    half = train(*words, "train.max_steps=4")
-    record, _ = again(half.folder, *words, "train.max_steps=6", f"resume={half.folder}")
-    assert record.training.losses == whole and record.training.resumed_from_step == 4
 
 
 # --- where an answer ends --------------------------------------------------------------------------

@@ -129,12 +129,12 @@ def test_source_trains_and_evaluates_on_different_files(library, tmp_path):
     assert len(train | held_out) == 20, "spread over the whole library"
 
 
-def test_source_works_where_the_interpreter_lies_in_a_folder_named_test(library, tmp_path):
+def test_source_works_in_a_folder_named_test(library, tmp_path):
     library(tmp_path / "test" / "lib")
     assert len(built("data=source", "model=gpt2_tiny").train) == 8
 
 
-def test_source_says_how_much_there_is_when_more_is_asked_for(library, tmp_path):
+def test_more_samples_than_source_has_are_refused(library, tmp_path):
     library(tmp_path / "lib")
     line = refusal("data=source", "model=gpt2_tiny", "data.samples=100000")
     assert "100000" in line and "data.samples=" in line and "data.seq_len" in line
@@ -150,29 +150,6 @@ def rows_of(*lengths, classes=False):
         {"input_ids": torch.arange(1, n + 1), "labels": torch.tensor(n % 2) if classes else torch.arange(1, n + 1)}
         for n in lengths
     ]
-
-
-@pytest.mark.parametrize(
-    "lengths,multiple,longest,length",
-    [
-        ((3, 5), 8, 64, 8),
-        ((8, 5), 8, 64, 8),
-        ((9, 5), 8, 64, 16),
-        ((9, 5), 1, 64, 9),
-        ((5, 5), 64, 512, 64),
-        ((25, 3), 8, 30, 30),  # no longer than data.seq_len, also where that is no multiple
-    ],
-)
-def test_a_batch_is_padded_to_a_multiple(lengths, multiple, longest, length):
-    batch = collate.Padding(multiple, longest, pad_token_id=0, with_mask=True)(rows_of(*lengths))
-    assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape == (2, length)
-
-
-def test_padding_is_masked_and_not_learned():
-    batch = collate.Padding(8, 64, pad_token_id=7, with_mask=True)(rows_of(3, 5))
-    assert batch["input_ids"][0].tolist() == [1, 2, 3, 7, 7, 7, 7, 7]
-    assert batch["labels"][0].tolist() == [1, 2, 3, -100, -100, -100, -100, -100]
-    assert batch["attention_mask"].tolist() == [[1] * 3 + [0] * 5, [1] * 5 + [0] * 3]
 
 
 def test_a_classification_keeps_one_label_a_row():

@@ -55,7 +55,7 @@ def test_what_a_document_is_can_be_said(corpus, chosen, texts):
     assert sum("is a document" in line for line in data.warnings) == 1
 
 
-def test_documents_keep_their_order_and_are_held_out_in_blocks(corpus):
+def test_documents_are_held_out_in_blocks(corpus):
     data = built(*told(corpus, "data.documents=line", "data.eval_fraction=0.25"))
     train, held_out = stream(data.train), stream(data.eval)
     assert train == sorted(train) and held_out == sorted(held_out) and sorted(train + held_out) == LINES

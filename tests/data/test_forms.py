@@ -102,7 +102,7 @@ def test_a_system_message_or_another_column_of_the_form(tmp_path, expected):
     assert ids_of(data.train) == expected and line_of(data, "semicolon")
 
 
-def test_an_instruction_without_an_answer_is_left_out_and_counted(tmp_path, expected):
+def test_an_instruction_without_an_answer_is_left_out(tmp_path, expected):
     data = built(*chat(write(tmp_path, "jsonl", [*ALPACA, ALPACA[0] | {"output": ""}])))
     assert ids_of(data.train) == expected and "1 of 3" in line_of(data, "no answer")
 
@@ -129,7 +129,7 @@ PREFERENCES = {  # rows, and what the refusal says to type
 
 
 @pytest.mark.parametrize("form", PREFERENCES)
-def test_preferences_are_refused_and_what_to_type_instead_is_not(tmp_path, form):
+def test_preferences_are_refused_with_what_to_type(tmp_path, form):
     row, remedy, kinds = PREFERENCES[form]
     for kind in kinds:
         (tmp_path / kind).mkdir()

@@ -67,7 +67,7 @@ def test_rows_of_one_length_are_refused_in_words(talks, words, expected):
     assert problems and expected in problems[0], problems
 
 
-def test_weights_that_turn_out_to_be_a_language_model_are_refused_too(tmp_path):
+def test_grouping_is_refused_once_the_task_is_known(tmp_path):
     (tmp_path / "texts.txt").write_text("one\ntwo\n")
     cfg = compose(*small("model=gpt2_tiny", "data=text", f"data.path={tmp_path / 'texts.txt'}")).cfg
     cfg.data.group_by_length = True

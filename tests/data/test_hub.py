@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
-from chat import talk
 from conftest import compose, small
 from test_data import CLASSES, LM, built, decoded, ids_of, refusal
 
@@ -58,7 +57,7 @@ def test_a_part_that_is_not_there_is_refused(saved, part):
     assert f"data.split={part}" in message and "train, test" in message
 
 
-def test_labelled_texts_and_pairs_keep_the_names_of_their_classes(saved):
+def test_labelled_texts_keep_the_names_of_their_classes(saved):
     words = told(saved, "data.text_column=body", "data.label_column=stars", "data.task=classification")
     data = built(*words, "model.classes=3", task=CLASSES)
     assert data.names == ["bad", "fair", "good"] and [int(row["labels"]) for row in data.train] == [0, 1, 2] * 3
@@ -67,7 +66,7 @@ def test_labelled_texts_and_pairs_keep_the_names_of_their_classes(saved):
     assert decoded(ids_of(pairs.train)[2]) == "text number 2" + "2 more"
 
 
-def test_splits_that_number_their_classes_differently_agree_by_the_names(tmp_path):
+def test_classes_of_splits_agree_by_name(tmp_path):
     parts = {}
     for split, names in (("train", ["bad", "good"]), ("test", ["good", "bad"])):
         features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
@@ -95,18 +94,6 @@ def test_one_data_set_without_splits_is_divided(tmp_path):
     data = built(*told(tmp_path / "one", "data.text_column=body", "data.eval_fraction=0.3"))
     assert data.eval is not None
     assert "without splits" in refusal(*told(tmp_path / "one", "data.split=test"))
-
-
-def test_both_recipes_train_on_conversations_of_a_folder(train, tmp_path):
-    rows = [{"talk": talk("q" * n, "yes " * n)["messages"]} for n in range(1, 9)]
-    datasets.DatasetDict(train=datasets.Dataset.from_list(rows)).save_to_disk(tmp_path / "talks")
-    words = told(
-        tmp_path / "talks", "data.task=chat", "data.messages_column=talk", "data.packing=true", "data.seq_len=64"
-    )
-    runs = [train(f"recipe={recipe}", *words).record.training for recipe in RECIPES]
-    assert runs[0].losses == runs[1].losses and runs[0].samples > 4
-    message = refusal(*told(tmp_path / "talks", "data.task=chat"))
-    assert "row 1" in message and "it has talk" in message and "data.messages_column=" in message
 
 
 @pytest.mark.parametrize(
@@ -152,7 +139,7 @@ def test_an_id_without_a_network_is_one_clear_line(monkeypatch):
     ],
     ids=str,
 )
-def test_what_cannot_be_read_or_trained_is_refused_before_anything_starts(words, expected):
+def test_unreadable_data_sets_are_refused_early(words, expected):
     problems = compose(*small("model=gpt2_tiny", "data=hub", *words)).problems
     assert problems and expected in " ".join(problems), problems
 

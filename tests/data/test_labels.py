@@ -11,8 +11,6 @@ import torch
 import transformers
 from test_data import CLASSES, built, refusal
 
-from legroom.data import label_values
-
 WORDS = ["bad", "good", "bad", "good", "bad", "good"]
 
 
@@ -46,7 +44,6 @@ def with_labels(tmp_path, labels, head=None, *more):
     "labels,expected,names",
     [
         ([0, 1, 2, 1], [0, 1, 2, 1], ["0", "1", "2"]),
-        ([2, 1, 2, 0], [2, 1, 2, 0], ["0", "1", "2"]),
         ([0.0, 1.0, 0.0, 1.0], [0, 1, 0, 1], ["0", "1"]),
         ([-1, 1, -1, 1], [0, 1, 0, 1], ["-1", "1"]),
         ([True, False, True, True], [1, 0, 1, 1], ["False", "True"]),
@@ -80,13 +77,12 @@ def test_a_column_of_ids_is_no_label(tmp_path):
     assert with_labels(tmp_path, range(50), None, "model.classes=50").classes == 50
 
 
-@pytest.mark.parametrize("labels", [[1] * 6, ["good"] * 6])
-def test_one_class_alone_is_refused(tmp_path, labels):
-    line = refusal("model=bert_tiny", *file_of(tmp_path, labels), task=CLASSES)
-    assert "t.jsonl: all 6 rows" in line and str(labels[0]) in line
+def test_one_class_alone_is_refused(tmp_path):
+    line = refusal("model=bert_tiny", *file_of(tmp_path, ["good"] * 6), task=CLASSES)
+    assert "t.jsonl: all 6 rows have the label good" in line
 
 
-def test_one_class_in_the_first_rows_of_a_sorted_file_is_refused(tmp_path):
+def test_one_class_among_the_first_rows_is_refused(tmp_path):
     words = file_of(tmp_path, [0] * 5 + [1] * 5)
     assert "all 4 rows to train on" in refusal("model=bert_tiny", *words, "data.samples=4", task=CLASSES)
 
@@ -121,15 +117,6 @@ def test_words_here_and_numbers_there_are_refused(tmp_path):
     assert "words (bad)" in line and "numbers (0)" in line
 
 
-def test_the_names_of_classes_in_a_parquet_file_are_kept(tmp_path):
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c", "d"], "label": [1, 0, 1, 0]}, features=features)
-    rows.to_parquet(tmp_path / "t.parquet")
-    words = ["data=text", f"data.path={tmp_path / 't.parquet'}", "data.eval_fraction=0", "data.samples=null"]
-    data = built("model=bert_tiny", *words, task=CLASSES)
-    assert data.names == ["no", "yes"] and classes_of(data) == [1, 0, 1, 0]
-
-
 def of_classes(path, names, labels, several=False) -> str:
     """Writes a .parquet file whose labels are numbers of these names. Returns its path."""
     kind = datasets.ClassLabel(names=names)
@@ -139,7 +126,7 @@ def of_classes(path, names, labels, several=False) -> str:
     return str(path)
 
 
-def test_files_that_number_their_classes_differently_agree_by_the_names(tmp_path):
+def test_classes_of_files_agree_by_name(tmp_path):
     (tmp_path / "t").mkdir()
     of_classes(tmp_path / "t" / "a.parquet", ["no", "yes"], [0, 1, -1])
     of_classes(tmp_path / "t" / "b.parquet", ["yes", "no"], [0, 1])
@@ -148,7 +135,7 @@ def test_files_that_number_their_classes_differently_agree_by_the_names(tmp_path
     assert data.names == ["no", "yes"] and classes_of(data) == [0, 1, 1, 0]
 
 
-def test_files_without_names_of_classes_have_the_numbers_of_the_others(tmp_path):
+def test_files_without_names_of_classes_have_others_numbers(tmp_path):
     (tmp_path / "t").mkdir()
     of_classes(tmp_path / "t" / "a.parquet", ["no", "yes"], [0, 1])
     plain = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]})
@@ -160,7 +147,7 @@ def test_files_without_names_of_classes_have_the_numbers_of_the_others(tmp_path)
     assert "number their classes differently, and one has no names" in refusal("model=bert_tiny", *words, task=CLASSES)
 
 
-def test_rows_to_evaluate_on_that_lack_a_class_change_no_number(tmp_path):
+def test_a_class_missing_in_evaluation_changes_no_number(tmp_path):
     (tmp_path / "t").mkdir()
     of_classes(tmp_path / "t" / "a.parquet", ["b", "a", "c"], [0, 1, 2])
     of_classes(tmp_path / "t" / "z.parquet", ["a", "b", "c"], [0, 1])
@@ -169,10 +156,6 @@ def test_rows_to_evaluate_on_that_lack_a_class_change_no_number(tmp_path):
     data = built("model=bert_tiny", "data=text", *words, task=CLASSES)
     assert data.names == ["b", "a", "c"] and classes_of(data) == [0, 1, 2, 1, 0]
     assert [int(row["labels"]) for row in data.eval] == [1, 2]
-
-
-def test_no_label_among_several_is_none_of_them():
-    assert label_values.renumbered([2, -1, 0], {-1: None, 0: 5}) == [2, 5]
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -188,40 +171,12 @@ def test_evaluation_labels_agree_by_class_names(tmp_path, several):
     assert data.names == ["no", "yes"] and found == list(wanted)
 
 
-def test_several_labels_of_a_parquet_file_keep_the_names_of_their_classes(tmp_path):
-    path = of_classes(tmp_path / "t.parquet", ["yes", "no"], [[0], [1], [0, 1]], True)
-    words = ["data=text", f"data.path={path}", "data.eval_fraction=0", "data.task=multi_label", "data.samples=null"]
-    data = built("model=bert_tiny", *words, task="multi_label")
-    assert data.names == ["yes", "no"] and data.train[0]["labels"].tolist() == [1, 0]
-
-
 def test_a_number_for_no_class_in_a_parquet_file_is_left_out(tmp_path):
     path = of_classes(tmp_path / "t.parquet", ["no", "yes"], [1, -1, 0, -1])
     words = ["data=text", f"data.path={path}", "data.eval_fraction=0", "data.samples=null"]
     data = built("model=bert_tiny", *words, task=CLASSES)
     assert classes_of(data) == [1, 0]
     assert any("2 of 4 rows are left out: 2 without a label (the first: t.parquet, row 2)" in w for w in data.warnings)
-
-
-def test_a_damaged_parquet_file_is_a_sentence(tmp_path):
-    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
-    line = refusal("model=bert_tiny", "data=text", f"data.path={tmp_path / 't.parquet'}", task=CLASSES)
-    assert "t.parquet cannot be read" in line
-
-
-@pytest.mark.parametrize("count,odd", [(20, False), (21, True)])
-def test_more_than_20_labels_that_hardly_repeat_are_ids(tmp_path, count, odd):
-    words = ["model=bert_tiny", *file_of(tmp_path, [f"id-{n}" for n in range(count)])]
-    if odd:
-        assert "seems to be a column of ids" in refusal(*words, task=CLASSES)
-    else:
-        assert built(*words, task=CLASSES).classes == count
-
-
-def test_numbers_of_classes_of_which_half_are_used_are_not_far_apart(tmp_path):
-    words = ["model=bert_tiny"]
-    assert "ask for 5 classes" in refusal(*words, *file_of(tmp_path, [0, 4]), task=CLASSES)
-    assert "no row has the label 1, 2" in refusal(*words, *file_of(tmp_path, [0, 3]), task=CLASSES)
 
 
 # --- several labels a row ---------------------------------------------------------------------------
@@ -231,16 +186,11 @@ def test_numbers_of_classes_of_which_half_are_used_are_not_far_apart(tmp_path):
     "label,typed",
     [
         ("1|1|0|1", "0|1|3"),
-        ("1,0,1", "0|2"),
         ("[1, 0, 1]", "0|2"),
-        ("1 0 1", "0|2"),
         ("[1. 0. 0.]", "0"),
-        ("0;0;0", "an empty text"),
         ("[True, False, True]", "0|2"),
         ([1, 1, 0, 1], "[0, 1, 3]"),
-        (["0", "0", "1"], "[2]"),
         ([1.0, 0.0, 1.0], "[0, 2]"),
-        ([False, False], "[]"),
     ],
 )
 def test_one_hot_labels_are_recognised(tmp_path, label, typed):
@@ -250,7 +200,7 @@ def test_one_hot_labels_are_recognised(tmp_path, label, typed):
     assert "t.jsonl, line 2" in line and f"the numbers of those labels, {typed}." in line
 
 
-def test_labels_named_0_and_1_are_labels_where_no_row_has_one_twice(tmp_path):
+def test_labels_named_0_and_1_are_labels(tmp_path):
     words = ["model=bert_tiny", "data.task=multi_label", *file_of(tmp_path, ["0|1", "1", "0|2"])]
     assert built(*words, task="multi_label").names == ["0", "1", "2"]
 
@@ -263,7 +213,6 @@ def test_labels_named_0_and_1_are_labels_where_no_row_has_one_twice(tmp_path):
     [
         (WORDS, {"good": 0, "bad": 1}, [1, 0, 1, 0, 1, 0]),
         (WORDS, {"BAD": 1, "Good": 0}, [1, 0, 1, 0, 1, 0]),
-        (WORDS, {"bad": 0, "fair": 1, "good": 2}, [0, 2, 0, 2, 0, 2]),
         ([1, 2, 1, 5], {"1": 0, "2": 1, "3": 2, "4": 3, "5": 4}, [0, 1, 0, 4]),
         ([0, 1, 0, 1], {"LABEL_0": 0, "LABEL_1": 1}, [0, 1, 0, 1]),
     ],
@@ -274,7 +223,7 @@ def test_the_labels_go_through_the_heads_names(tmp_path, labels, head, expected)
     assert data.names == sorted(head, key=head.get)
 
 
-def test_numbers_for_a_head_with_names_are_its_numbers_and_that_is_said(tmp_path):
+def test_numbers_are_taken_as_the_heads_classes(tmp_path):
     data = with_labels(tmp_path, [0, 1, 0, 1], {"pos": 0, "neg": 1})
     assert classes_of(data) == [0, 1, 0, 1]
     assert any("0 = pos, 1 = neg" in line for line in data.warnings)
@@ -288,7 +237,7 @@ def test_numbers_for_a_head_with_names_are_its_numbers_and_that_is_said(tmp_path
         ([0, 1, 2], {"neg": 0, "pos": 1}, ["0, 1, 2", "neg, pos"]),
     ],
 )
-def test_labels_that_the_head_does_not_have_are_refused_with_both_sets(tmp_path, labels, head, words):
+def test_labels_unknown_to_the_head_are_refused(tmp_path, labels, head, words):
     from legroom.errors import Refusal
 
     with pytest.raises(Refusal) as caught:
@@ -313,7 +262,7 @@ def head_of_words(tmp_path_factory):
 
 
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
-def test_a_head_is_trained_on_its_own_classes_and_answers_them(train, tmp_path, head_of_words, recipe):
+def test_a_pretrained_head_keeps_its_classes(train, tmp_path, head_of_words, recipe):
     """By the alphabet neg would be 0, and the saved model would answer the opposite of what it was trained on."""
     rows = [{"text": "nice fine" if n % 2 else "awful bad", "label": "pos" if n % 2 else "neg"} for n in range(12)]
     path = tmp_path / "t.jsonl"

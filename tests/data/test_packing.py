@@ -55,7 +55,7 @@ def samples_of(data) -> list[tuple]:
     return sorted(found)
 
 
-def test_packed_rows_hold_the_samples_that_rows_of_their_own_do(talks):
+def test_packed_rows_hold_every_sample(talks):
     words = told(talks)
     plain, packed = (built(*words, f"data.packing={packing}") for packing in ("false", "true"))
     assert samples_of(packed) == samples_of(plain) and len(plain.train) == 20
@@ -72,7 +72,7 @@ def test_a_preview_shows_packed_samples_one_by_one(talks):
     assert preview.samples(packed, 2).startswith("sample 1 of 20, ")
 
 
-def test_texts_are_kept_apart_and_long_ones_are_several_samples(tmp_path):
+def test_packed_texts_are_kept_apart(tmp_path):
     texts = ["a" * 5, "b" * 40, "c" * 16, "", "d" * 17, "e"]
     (tmp_path / "texts.txt").write_text("".join(text + "\n" for text in texts))
     words = [
@@ -90,7 +90,7 @@ def test_texts_are_kept_apart_and_long_ones_are_several_samples(tmp_path):
     assert "position_ids" not in held_out.column_names and len(held_out) == 8
 
 
-def test_a_batch_of_packed_rows_pads_with_samples_of_one_token(talks):
+def test_padding_of_packed_rows_is_samples_of_one_token(talks):
     data = built(*told(talks))
     batch = data.collate([data.train[0], data.train[len(data.train) - 1]])
     ends = [len(data.train[0]["input_ids"]), len(data.train[len(data.train) - 1]["input_ids"])]
@@ -98,7 +98,7 @@ def test_a_batch_of_packed_rows_pads_with_samples_of_one_token(talks):
     assert not batch["position_ids"][1, ends[1] :].any() and (batch["labels"][1, ends[1] :] == IGNORE_INDEX).all()
 
 
-def test_both_recipes_train_on_packed_rows_as_on_rows_of_their_own(train, talks):
+def test_packed_rows_train_as_unpacked_ones(train, talks):
     """The same samples in one step: the loss of the first step, and the weights after it, are the same."""
     words = ["train.max_steps=2", "train.schedule=constant", "optim=sgd"]
     packed = [

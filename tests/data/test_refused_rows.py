@@ -70,7 +70,7 @@ def test_an_error_of_ours_is_not_said_to_be_of_the_file(tmp_path, monkeypatch):
         list(text_files.rows(tmp_path / "t.txt", ["text"], text_files.Format(), "data.path=t.txt", print))
 
 
-def test_a_folder_that_datasets_cannot_read_is_not_looked_for_in_the_hub(tmp_path):
+def test_an_unreadable_folder_is_not_looked_for_in_the_hub(tmp_path):
     (tmp_path / "rows.jsonl").write_text("no json")
     line = refusal("model=gpt2_tiny", "data=hub", f"data.path={tmp_path}")
     assert f"data.path={tmp_path}, data.split=train cannot be read by datasets" in line and "network" not in line
@@ -108,7 +108,7 @@ def test_texts_without_any_label_are_refused(tmp_path):
     assert "no row has a label" in line and "data.label_column=" in line
 
 
-def test_one_number_alone_is_no_error_and_the_same_number_in_all_rows_is(tmp_path):
+def test_the_same_number_in_all_rows_is_refused(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "a", "label": 250}\n')
     words = ["data.task=regression"]
@@ -118,7 +118,7 @@ def test_one_number_alone_is_no_error_and_the_same_number_in_all_rows_is(tmp_pat
     assert "all 2 rows to train on have the label 2.5" in line
 
 
-def test_labels_of_rows_without_a_place_are_refused_all_the_same():
+def test_bad_labels_without_a_place_are_refused():
     train, held_out = (datasets.Dataset.from_dict({"label": numbers}) for numbers in ([0, 1], [0, 2]))
     with pytest.raises(Refusal, match=r"^1 rows to evaluate on .*: 2 \(its place is not known\)"):
         labels.of_task(CLASSES, train, held_out, None, 3, print)
@@ -154,7 +154,7 @@ def test_a_tokenizer_without_a_mask_cannot_mask(tmp_path, letters):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_tokenizer_with_the_models_own_ids_is_taken_as_its_own(tmp_path, letters, same):
+def test_a_tokenizer_with_the_models_ids_needs_no_warning(tmp_path, letters, same):
     save_tokenizer(tmp_path / "model", None)
     save_tokenizer(tmp_path / "other", None)
     chosen, warned = tmp_path / "other" if same else letters, []
@@ -215,7 +215,7 @@ def test_a_template_that_writes_the_date_is_told(tmp_path):
         assert sum("date of the day" in line for line in built(*words).warnings) == bool(date)
 
 
-def test_a_cell_too_long_for_pythons_parser_is_no_list_of_messages(tmp_path):
+def test_a_very_long_cell_is_no_list_of_messages(tmp_path):
     """It takes 200 bytes of memory for each character."""
     rows = [str(talk("a", text)["messages"]) for text in ("b", "b" * 10**6)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import numpy
 import pytest
 import torch
 
-from legroom.data import collate, packing, rows
+from legroom.data import collate, packing
 from legroom.data.data_loader import DistributedBatchSampler
 
 IGNORED = -100  # a label that no loss counts
 
 
 # tokens of the text, length of a window, step to the next one -> (tokens, those of them that are labels) of each row
-@pytest.mark.parametrize(
-    ("count", "window", "stride", "expected"),
-    [
-        (1, 4, 4, []),  # nothing to predict
-        (2, 4, 4, [([0, 1], [0, 1])]),
-        (8, 4, 4, [([0, 1, 2, 3], [0, 1, 2, 3]), ([4, 5, 6, 7], [4, 5, 6, 7])]),
-        (9, 4, 4, [([0, 1, 2, 3], [0, 1, 2, 3]), ([4, 5, 6, 7], [4, 5, 6, 7])]),  # the last would be alone
-        (6, 4, 4, [([0, 1, 2, 3], [0, 1, 2, 3]), ([4, 5], [4, 5])]),
-        (8, 4, 2, [([0, 1, 2, 3], [0, 1, 2, 3]), ([2, 3, 4, 5], [4, 5]), ([4, 5, 6, 7], [6, 7])]),
-        (5, 4, 1, [([0, 1, 2, 3], [0, 1, 2, 3]), ([1, 2, 3, 4], [4])]),
-    ],
-)
-def test_windows_score_each_token_once(count, window, stride, expected):
-    made, available = rows.windows(numpy.arange(count), window, stride)
-    found = [(row["input_ids"].tolist(), [n for n in row["labels"].tolist() if n != IGNORED]) for row in made]
-    assert found == expected and available == len(expected)
-
-
-def test_only_spans_are_scored():
-    made, _ = rows.windows(numpy.arange(12), 4, 2, spans=[(0, 4), (6, 10)])
-    scored = [label for row in made for label in row["labels"].tolist() if label != IGNORED]
-    assert scored == [0, 1, 2, 3, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,11 @@ def told_with(tmp_path):
     ],
     ids=["opens", "channels", "closed", "open"],
 )
-def test_an_answer_is_found_where_its_prompt_ends_in_text_of_the_template(told_with, template, answers, more):
+def test_an_answer_is_found_behind_an_opened_thought(told_with, template, answers, more):
     assert trained(built(*told_with(template, TWO, more=more))) == answers
 
 
-def test_what_an_answer_has_in_common_with_the_prompt_by_chance_is_trained_on(told_with):
+def test_an_answer_that_begins_as_the_prompt_is_learned(told_with):
     row = talk("2+2?", "<think> is a tag")
     assert trained(built(*told_with(OPENS_THOUGHT, row))) == ["<think> is a tag<|im_end|>"]
 
@@ -83,7 +83,7 @@ def templates():
 
 
 @pytest.mark.parametrize("name", sorted(templates()))
-def test_every_template_has_its_answers_learned_or_is_refused_in_words(name):
+def test_every_template_has_its_answers_learned_or_is_refused(name):
     template = templates()[name]
     tokens = Tokens("bytes")
     tokens.tokenizer = byte_tokenizer()
@@ -105,7 +105,7 @@ def test_every_template_has_its_answers_learned_or_is_refused_in_words(name):
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])  # that transformers takes for one
 @pytest.mark.parametrize("train_on", ["answers", "all"])
-def test_the_thoughts_of_an_answer_are_learned_as_the_template_writes_them(told_with, key, train_on):
+def test_thoughts_are_learned_as_the_template_writes_them(told_with, key, train_on):
     """As transformers' apply_chat_template gives it to the model."""
     row = {"messages": [*TWO["messages"][:1], {"role": "assistant", key: "two and two", "content": "four"}]}
     data = built(*told_with(SWITCHED_THOUGHT, row, more=[f"data.train_on={train_on}"]))
@@ -115,7 +115,7 @@ def test_the_thoughts_of_an_answer_are_learned_as_the_template_writes_them(told_
     assert not any(key in line for line in data.warnings)
 
 
-def test_any_key_of_a_message_reaches_the_template_and_one_that_it_does_not_write_is_said(told_with):
+def test_keys_of_messages_reach_the_template(told_with):
     template = CHATML.replace(
         "{{ m['content'] }}", "{{ m['content'] }}{% for s in m.sources %}[{{ s.url }}]{% endfor %}"
     )
@@ -148,7 +148,7 @@ def test_a_row_may_have_variables_of_its_own(told_with):
         (["data=hub", "data.template_arguments={enable_thinking: true}"], "data.template_arguments would be ignored"),
     ],
 )
-def test_variables_that_would_not_reach_a_template_are_refused(tmp_path, words, expected):
+def test_wrong_template_variables_are_refused(tmp_path, words, expected):
     path = write(tmp_path / "talks.jsonl", [TWO])
     problems = compose(*small("model=llama_tiny", *words, f"data.path={path}")).problems
     assert any(expected in problem for problem in problems), problems
@@ -159,7 +159,7 @@ def test_variables_that_would_not_reach_a_template_are_refused(tmp_path, words, 
 
 @pytest.mark.parametrize("train_on", ["answers", "all"])
 @pytest.mark.parametrize("row", [TWO, talk("2+2?", "2")], ids=["words", "part of the question"])
-def test_a_template_that_writes_nothing_of_the_answers_is_refused(told_with, row, train_on):
+def test_a_template_that_leaves_answers_out_is_refused(told_with, row, train_on):
     silent = CHATML.replace("{{ m['content'] }}", "{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}")
     for template in (PARTS, silent):
         message = refusal(*told_with(template, row, more=[f"data.train_on={train_on}"]))

@@ -158,7 +158,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, kind):
         assert decoded(ids_of(built(*words).train)[0]).startswith("one text")
 
 
-def test_an_encoding_that_does_not_exist_is_refused_before_the_job(tmp_path):
+def test_an_unknown_encoding_is_refused(tmp_path):
     (tmp_path / "t.txt").write_text(content("txt"))
     words = told(tmp_path / "t.txt", "model=gpt2_tiny", "data.encoding=utf8000")
     assert any("data.encoding=utf8000" in line for line in compose(*small(*words)).problems)
@@ -167,7 +167,7 @@ def test_an_encoding_that_does_not_exist_is_refused_before_the_job(tmp_path):
 # --- what is left out -------------------------------------------------------------------------------
 
 
-def test_rows_that_are_left_out_are_counted_with_the_place_of_the_first(train, tmp_path):
+def test_left_out_rows_are_counted_with_a_place(train, tmp_path):
     path = tmp_path / "t.jsonl"
     rows = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
     rows[2]["label"], rows[4]["text"], rows[5]["label"] = None, "", None
@@ -179,7 +179,7 @@ def test_rows_that_are_left_out_are_counted_with_the_place_of_the_first(train, t
     assert record.training.samples == 4
 
 
-def test_words_that_pandas_takes_for_nothing_are_words_in_a_text(tmp_path):
+def test_texts_such_as_null_are_texts(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,label\nNA,none\nnull,none\nsome,nan-like\n")
     data = classes(path)
@@ -187,7 +187,7 @@ def test_words_that_pandas_takes_for_nothing_are_words_in_a_text(tmp_path):
     assert data.warnings == []
 
 
-def test_blank_lines_are_counted_in_a_txt_file_and_are_no_rows_of_others(tmp_path):
+def test_blank_lines_are_counted_in_a_txt_file(tmp_path):
     (tmp_path / "t.txt").write_text("one\n\n\ntwo\n")
     data = built(*told(tmp_path / "t.txt", "model=gpt2_tiny", "data.documents=line"))
     assert any("2 of 4 rows" in line and "t.txt, line 2" in line for line in data.warnings)
@@ -301,7 +301,7 @@ def test_the_bound_is_a_key(tmp_path):
     assert built(*words, "eval.max_samples=7").eval_available == len(built(*words, "eval.max_samples=null").eval)
 
 
-def test_the_rows_of_a_bounded_evaluation_come_from_the_whole_file(tmp_path):
+def test_a_bounded_evaluation_draws_from_the_whole_file(tmp_path):
     """A file may be sorted by its labels."""
     path = tmp_path / "t.csv"
     path.write_text("text,label\n" + "".join(f"text {n},{n // 50}\n" for n in range(100)))

@@ -90,14 +90,14 @@ def test_calls_are_trained_on_as_the_template_writes_them(told_with, tmp_path, k
     ],
 )
 @pytest.mark.parametrize("train_on", ["answers", "all"])
-def test_what_a_template_does_not_write_is_refused_by_its_name(told_with, tmp_path, template, left_out, train_on):
+def test_tools_that_a_template_leaves_out_are_refused(told_with, tmp_path, template, left_out, train_on):
     path = write(tmp_path / "talks.jsonl", ROWS)
     message = refusal(*told_with(template, path, f"data.train_on={train_on}"))
     assert f"does not write {left_out}." in message and "talks.jsonl, line 1" in message
 
 
 @pytest.mark.parametrize("part,refused", [("[:1]", True), ("[-1:]", True), ("", False)])
-def test_a_template_that_writes_one_of_several_calls_is_refused(told_with, tmp_path, part, refused):
+def test_a_template_that_drops_calls_is_refused(told_with, tmp_path, part, refused):
     """Also where another message has one call, which is written."""
     row = called("weather", {"city": "Rome"})
     calls = [*row["messages"][1]["tool_calls"], *ROWS[1]["messages"][1]["tool_calls"]]
@@ -157,9 +157,3 @@ def test_tools_of_another_form_are_refused_with_their_place(told_with, tmp_path,
     path.write_text("".join(json.dumps(row) + "\n" for row in (ROWS[0], ROWS[0] | change)))
     message = refusal(*told_with(WITH_TOOLS, path))
     assert "talks.jsonl, line 2" in message and all(word in message for word in words)
-
-
-def test_both_recipes_train_the_same_on_calls(train, told_with, tmp_path):
-    words = told_with(WITH_TOOLS, write(tmp_path / "talks.jsonl", ROWS * 2), "data.samples=null")
-    losses = [train(f"recipe={recipe}", *words).record.training.losses for recipe in RECIPES]
-    assert losses[0] == losses[1]

@@ -68,7 +68,7 @@ def test_attention_that_was_typed_is_kept_or_refused(train, bloom, recipe):
     assert train("model.attention=eager", f"recipe={recipe}").record.model.attention == "eager"
 
 
-def test_a_record_of_the_former_default_is_compared_with_one_of_auto():
+def test_records_of_sdpa_and_auto_are_compared():
     before, now = job("model.attention=sdpa", "precision=bf16"), job("precision=fp32")
     now.model = Model("bert_tiny", "BertForSequenceClassification", "sdpa")
     assert rows.make_table([before, now]).keys == ["precision"]
@@ -160,7 +160,7 @@ TINY_BART = transformers.BartConfig(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("recipe", ["accelerate", "estimate"])
-def test_models_of_other_data_are_refused_in_words_before_loading(train, tmp_path, config, architecture, said, recipe):
+def test_models_of_other_data_are_refused_before_loading(train, tmp_path, config, architecture, said, recipe):
     config.architectures = [architecture]
     config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"never read")
@@ -239,13 +239,13 @@ def test_padding_that_is_the_end_token_is_replaced(train, folder, tmp_path, kind
     ],
     ids=str,
 )
-def test_a_classifier_of_t5_that_lacks_a_token_is_refused_in_words(train, folder, tmp_path, values, said):
+def test_a_t5_classifier_without_its_token_is_refused(train, folder, tmp_path, values, said):
     words = seq2seq(folder, tmp_path, ending_tokenizer(), **values)
     error = train(*words, "data.eval_fraction=0", "data.samples=null", status="refused").record.error
     assert said in error.message and "\n" not in error.message
 
 
-def test_an_estimate_of_a_step_that_depends_on_values_is_refused_in_words(train, folder):
+def test_a_step_that_depends_on_values_is_not_estimated(train, folder):
     """DBRX's experts read from the device which tokens are theirs."""
     config = tiny.tiny_configuration("dbrx", "language_modelling")
     overrides = [f"model.pretrained={folder(transformers.DbrxForCausalLM, config)}", "recipe=estimate"]
@@ -255,7 +255,7 @@ def test_an_estimate_of_a_step_that_depends_on_values_is_refused_in_words(train,
 
 
 @pytest.mark.parametrize("own, pad, expected", [(5, 0, 5), (1, 0, 0), (1, 1, 0), (None, 3, 3), (9999, 3, 3)])
-def test_padding_is_never_the_token_at_which_a_classifier_reads(own, pad, expected):
+def test_padding_is_not_the_token_a_classifier_reads(own, pad, expected):
     config = transformers.T5Config(vocab_size=64, eos_token_id=1, pad_token_id=own)
     architectures.set_special_ids(config, pad, "classification")
     assert config.pad_token_id == expected

@@ -186,7 +186,7 @@ def test_padding_on_the_left():
 
 
 @pytest.mark.parametrize("recipe", ["accelerate", "trainer"])
-def test_a_head_that_reads_the_last_position_is_padded_on_the_left(train, tmp_path, texts, recipe):
+def test_a_head_at_the_last_position_pads_on_the_left(train, tmp_path, texts, recipe):
     folder = saved(tmp_path / "xlnet", "xlnet", "classification", architectures=["XLNetForSequenceClassification"])
     words, rows = texts(folder)
     record = train(*words, f"recipe={recipe}", "eval.batch=8").record
@@ -205,7 +205,7 @@ def test_rows_are_padded_with_the_id_that_the_head_looks_for(train, tmp_path, te
     assert loss == pytest.approx(alone(folder, rows), rel=1e-5)
 
 
-def test_a_model_that_mixes_padding_in_wants_rows_of_one_length(train, tmp_path, texts):
+def test_a_model_that_mixes_padding_in_needs_even_rows(train, tmp_path, texts):
     words, _ = texts(saved(tmp_path / "fnet", "fnet", "classification"))
     message = train(*words, status="refused").record.error.message
     assert "FNetForSequenceClassification" in message and "2 to 9 tokens" in message and "\n" not in message

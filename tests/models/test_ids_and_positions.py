@@ -16,12 +16,12 @@ def told(tmp_path, template, vocab):
     return [*words, "data.eval_fraction=0.25", f"model.vocab={vocab}", "data.samples=null", "data.seq_len=64"]
 
 
-def test_a_tokenizer_may_have_tokens_behind_the_vocabulary_that_no_row_has(train, tmp_path):
+def test_a_tokenizer_may_have_unused_tokens(train, tmp_path):
     """As Gemma 3 1B, whose tokenizer has a token for images."""
     assert train(*told(tmp_path, None, 258)).record.status == "ok"
 
 
-def test_rows_with_ids_behind_the_vocabulary_are_refused_by_their_own_highest_id(train, tmp_path):
+def test_ids_behind_the_vocabulary_are_refused(train, tmp_path):
     error = train(*told(tmp_path, CHATML, 258), status="refused").record.error
     assert "the data has token ids up to 258, and the model a vocabulary of 258" in error.message
 

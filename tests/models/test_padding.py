@@ -87,7 +87,7 @@ def test_a_loss_that_balances_experts_counts_no_padding(kind):
 @pytest.mark.parametrize(
     "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
-def test_padding_behind_the_rows_changes_neither_loss_nor_gradients(kind):
+def test_padding_changes_neither_loss_nor_gradients(kind):
     if kind in NOT_TRAINED:
         pytest.skip(NOT_TRAINED[kind])
     try:

@@ -52,7 +52,7 @@ def test_the_bytes_of_weights_and_of_a_tokens_logits(words, of_parameters, of_to
 # --- heads and labels ----------------------------------------------------------------------------
 
 
-def test_what_belongs_to_the_head():
+def test_weights_of_the_head():
     def weights():
         return torch.nn.Linear(1, 1)
 
@@ -110,7 +110,7 @@ class Kept:
 
 @pytest.mark.parametrize("task", ["classification", "regression", "multi_label"])
 @pytest.mark.parametrize("said", [None, "regression", "multi_label_classification"])
-def test_a_new_head_is_for_what_is_trained_whatever_the_checkpoint_says(plain, task, said):
+def test_a_new_head_is_for_the_trained_task(plain, task, said):
     config, data = BertConfig(problem_type=said), SimpleNamespace(task=task, vocab=10, classes=2, names=[], head=None)
     builder.build_model(plain, config, data, [Kept()], weights=False)
     assert config.problem_type == head.PROBLEMS[task]
@@ -202,7 +202,7 @@ def test_the_flops_of_experts_and_where_they_are():
     assert read.weight.dtype == torch.bfloat16 and read.in_features == 2 and module.weight.dtype == torch.float32
 
 
-def test_what_of_the_layers_is_not_in_few_bits():
+def test_large_weights_that_are_not_quantised_are_said():
     def parameter(*shape, trained=False, dtype=torch.float32):
         return torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=trained)
 
@@ -229,7 +229,7 @@ def test_what_of_the_layers_is_not_in_few_bits():
 # --- padding and the next token ------------------------------------------------------------------
 
 
-def test_a_folder_of_an_unknown_home_is_asked_of_the_hub_as_it_was_typed():
+def test_a_name_with_an_unknown_home_is_asked_of_the_hub():
     """As an adapter's settings may name its base."""
 
     def load(name: str, trust_remote_code: bool) -> None:

@@ -82,7 +82,7 @@ def test_models_of_the_menu_train_on_bytes():
     assert compose("data=dummy").cfg.data.tokenizer is None
 
 
-def test_a_folder_without_a_tokenizer_is_refused_before_the_job(gpt2, corpus):
+def test_a_folder_without_a_tokenizer_is_refused(gpt2, corpus):
     line = first_problem(f"model.pretrained={gpt2()}", *corpus)
     assert "brings no tokenizer" in line and "data.tokenizer=" in line
 
@@ -101,7 +101,7 @@ def test_a_model_of_images_is_not_asked_for_a_tokenizer(tmp_path):
     assert not any("tokenizer" in line for line in compose(*words, "device=cpu").problems)
 
 
-def test_a_tokenizer_that_transformers_would_make_up_is_refused(train, gpt2, corpus):
+def test_a_made_up_tokenizer_is_refused(train, gpt2, corpus):
     """AutoTokenizer gives a GPT-2 without files a vocabulary of one token."""
     folder = gpt2()
     (folder / "vocabulary.md").write_text("not the file that is looked for")
@@ -168,7 +168,7 @@ def change(folder, change_weights):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_that_the_checkpoint_lacks_are_refused_by_name(train, gpt2):
+def test_missing_weights_are_refused_by_name(train, gpt2):
     folder = gpt2()
     change(folder, lambda weights: [weights.pop(name) for name in list(weights) if ".mlp.c_fc." in name])
     message = train(f"model.pretrained={folder}", status="refused").record.error.message
@@ -182,14 +182,7 @@ def test_a_head_that_config_json_promises_is_not_made_up(train, tmp_path):
     assert "classifier.weight" in train(f"model.pretrained={folder}", status="refused").record.error.message
 
 
-def test_a_base_model_has_no_output_layer_to_train_a_language_model_with(train, tmp_path):
-    config = config_of("llama", tie_word_embeddings=False)
-    folder = saved(tmp_path / "llama", transformers.LlamaModel(config))
-    record = train(f"model.pretrained={folder}", "data=source", status="refused").record
-    assert "lm_head.weight" in record.error.message
-
-
-def test_weights_of_another_shape_are_refused_with_both_shapes(train, gpt2):
+def test_weights_of_another_shape_are_refused(train, gpt2):
     folder = gpt2()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"n_inner": 48}))
@@ -216,7 +209,7 @@ TO_PULL = r"{} is a pointer of Git LFS, not the file itself\. Type git lfs pull"
         ("model.safetensors", "", r"cut off or damaged \(Error while .*\)\. Download it again"),
     ],
 )
-def test_a_folder_that_was_not_wholly_downloaded_says_how_to_get_the_rest(gpt2, name, content, said):
+def test_a_partly_downloaded_folder_is_refused(gpt2, name, content, said):
     folder = gpt2()
     (folder / "broken.json").symlink_to(folder / "nothing")
     (folder / name).write_text(content)
@@ -246,7 +239,7 @@ def test_a_new_head_is_initialised_as_its_family(tmp_path):
     assert all(weight.equal(theirs) for weight, theirs in zip(model.model.parameters(), other.model.parameters()))
 
 
-def test_a_model_without_a_base_of_its_own_lacks_more_than_a_head(tmp_path):
+def test_missing_weights_beside_the_head_are_refused(tmp_path):
     config = transformers.T5Config(vocab_size=40, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2)
     folder = saved(tmp_path / "t5", transformers.T5ForTokenClassification(config))
     kind, read = transformers.AutoModelForQuestionAnswering, pretrained.configuration(str(folder))
@@ -269,12 +262,6 @@ def test_a_new_head_is_said_and_recorded(train, tmp_path, kind):
     again = train(f"model.pretrained={run.folder / 'model'}", *told[1:], "train.learning_rate=0").record
     assert again.evaluation.loss == pytest.approx(run.record.evaluation.loss, rel=1e-6)
     assert not any("head" in line for line in again.warnings)
-
-
-def test_an_estimate_says_the_new_head_too(train, tmp_path):
-    folder = saved(tmp_path / "bert", transformers.BertModel(config_of("bert")), byte_tokenizer.byte_tokenizer())
-    record = train("recipe=estimate", f"model.pretrained={folder}").record
-    assert any("no classification head" in line for line in record.warnings)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +312,7 @@ def test_code_that_config_json_names_is_not_run_and_said(train, gpt2, recipe):
     assert any("modeling_x.XForCausalLM" in line and "GPT2LMHeadModel" in line for line in warnings)
 
 
-@pytest.mark.parametrize("adapter,recipe", [("qlora", "accelerate"), ("lora", "trainer"), ("none", "estimate")])
+@pytest.mark.parametrize("adapter,recipe", [("qlora", "accelerate"), ("none", "estimate")])
 def test_quantised_weights_are_refused_in_words(train, gpt2, adapter, recipe):
     folder = say(gpt2(), quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     words = [f"model.pretrained={folder}", f"adapter={adapter}", f"recipe={recipe}"]
@@ -343,7 +330,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(train, gpt2, value, ada
     assert "NaN" in message and "\n" not in message
 
 
-@pytest.mark.parametrize("adapter,more", [("none", 0), ("none", 1), ("qlora", 1)])
+@pytest.mark.parametrize("adapter,more", [("none", 0), ("none", 1)])
 def test_contradictory_tied_weights_are_refused(train, gpt2, adapter, more):
     folder, embeddings = gpt2(), "transformer.wte.weight"
     change(folder, lambda weights: weights.update({"lm_head.weight": weights[embeddings] + more}))

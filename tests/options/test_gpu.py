@@ -21,36 +21,19 @@ OPTIONS = sorted(set(menus.options("gpu", [CONF])) - {"auto"})
     [
         # NVIDIA's data sheets: dense, without sparsity.
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 80GB HBM3", "bf16_pure", 989.4),  # 16-bit weights use the 16-bit units
         ("NVIDIA H100 PCIe", "bf16", 756.0),
-        ("NVIDIA H200", "fp16", 989.4),
-        ("NVIDIA H200 NVL", "tf32", 417.5),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
         ("NVIDIA A100-PCIE-40GB", "tf32", 156.0),
-        ("NVIDIA GH200 480GB", "bf16", 989.4),
-        ("NVIDIA GeForce GTX 1080 Ti", "fp32", 11.3),
-        ("Tesla P100-SXM2-16GB", "fp32", 10.6),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "bf16", 438.9),
-        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.2),
-        ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
         ("Tesla V100-SXM2-16GB", "fp32", 15.7),
-        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
         ("Tesla V100-PCIE-32GB", "fp16", 112.0),
-        ("Tesla T4", "fp16", 65.0),
         ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
-        ("NVIDIA L4", "bf16", 121.0),
         ("NVIDIA L40", "bf16", 181.0),
         ("NVIDIA L40S", "bf16", 362.0),
-        ("NVIDIA A10G", "bf16", 70.0),
     ],
 )
 def test_the_peak_of_a_known_device(name, precision, peak):
     assert gpu_specs.peak_flops(name, precision) == pytest.approx(peak * TERA)
-
-
-def test_16_bit_weights_use_the_16_bit_units():
-    assert gpu_specs.peak_flops("NVIDIA H100 80GB HBM3", "bf16_pure") == gpu_specs.peak_flops(
-        "NVIDIA H100 80GB HBM3", "bf16"
-    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +61,7 @@ def test_cards_of_one_chip_are_told_apart_by_their_memory():
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_is_found_by_its_own_name_and_has_every_figure(option):
+def test_every_gpu_is_found_and_has_every_figure(option):
     figures = gpu_specs.options()[option]
     assert gpu_specs.find(figures["device_name"], figures["memory_bytes"]) == figures
     assert set(figures) == set(config.node_types(config.Gpu)) - {"facts"}
@@ -95,11 +78,6 @@ def test_an_option_is_found_by_its_own_name_and_has_every_figure(option):
 def test_a_run_refuses_a_gpu_that_is_only_predicted_for(option):
     problems = compose("device=cpu", f"gpu={option}").problems
     assert len(problems) == 1 and f"gpu={option} belongs to recipe=estimate" in problems[0]
-
-
-def test_a_figure_means_nothing_to_a_run():
-    problems = compose("device=cpu", "gpu.memory_bytes=1").problems
-    assert len(problems) == 1 and "gpu.memory_bytes" in problems[0]
 
 
 def test_the_menu_does_not_change_the_key_of_a_run():
@@ -141,11 +119,6 @@ def test_an_estimate_for_the_cpu_needs_no_gpu_and_takes_none(monkeypatch):
     assert len(problems) == 1 and "device=cpu" in problems[0] and "gpu=l4_24gb" in problems[0]
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_an_estimate_takes_every_gpu_of_the_menu(option):
-    assert compose("recipe=estimate", f"gpu={option}", "precision=fp16").problems == []
-
-
 def test_a_peak_that_is_missing_is_asked_for():
     """As of a card that is none of the menu: another one's figures, and what is different."""
     own = ("recipe=estimate", "gpu=t4_16gb", "gpu.capability=8.6")
@@ -160,9 +133,3 @@ def test_a_peak_that_is_missing_is_asked_for():
 def test_a_capability_that_is_none_is_refused(capability):
     (problem,) = compose("recipe=estimate", "gpu=a100_40gb", f"gpu.capability={capability}").problems
     assert f"gpu.capability={capability}" in problem and "Type it as in gpu.capability=8.6" in problem
-
-
-def test_an_estimate_for_the_gpu_at_hand_needs_one_that_is_known(pretend_gpu):
-    assert "there is no GPU here to predict for" in compose("recipe=estimate").problems[0]
-    pretend_gpu((8, 0))
-    assert "no figures of NVIDIA Pretended" in compose("recipe=estimate").problems[0]

@@ -14,18 +14,22 @@ from legroom.options import hooks, training_arguments, validate
 
 
 @pytest.fixture
-def registry(monkeypatch):
-    """The registered hooks, to be changed by a test."""
-    changed = dict(hooks.registered())
-    monkeypatch.setattr(hooks, "_REGISTRY", changed)
-    return changed
+def register():
+    """register(name, hooks) replaces registered hooks for the time of a test."""
+    before = hooks.registered()
+    yield hooks.register
+    for name, contributed in before.items():
+        hooks.register(name, contributed)
 
 
-def test_a_registered_hook_is_called_with_the_typed_keys(registry):
+def test_a_registered_hook_is_called_with_the_typed_keys(register):
     seen = []
-    registry["measure"] = hooks.Hooks(
-        problems=lambda cfg, given: seen.append(set(given)) or ["measure: refused."],
-        warnings=lambda cfg: ["measure: warned."],
+    register(
+        "measure",
+        hooks.Hooks(
+            problems=lambda cfg, given: seen.append(set(given)) or ["measure: refused."],
+            warnings=lambda cfg: ["measure: warned."],
+        ),
     )
     composed = compose("device=cpu", "measure.repeats=2")
     assert composed.problems == ["measure: refused."] and seen == [{"device", "measure.repeats"}]
@@ -37,19 +41,13 @@ def test_only_a_field_of_the_schema_has_hooks():
         hooks.register_module("nothing", {})
 
 
-def test_two_menus_cannot_give_the_same_training_argument(registry, tmp_path):
-    registry["measure"] = hooks.Hooks(training_arguments=lambda cfg: {"seed": 1})
+def test_two_menus_cannot_give_the_same_training_argument(register, tmp_path):
+    register("measure", hooks.Hooks(training_arguments=lambda cfg: {"seed": 1}))
     with pytest.raises(AssertionError, match="measure repeats"):
         training_arguments.training_arguments(compose("device=cpu").cfg, str(tmp_path))
 
 
-def test_hooks_of_levers_that_were_not_loaded_are_an_error(monkeypatch):
-    monkeypatch.setattr(hooks, "_complete", False)
-    with pytest.raises(AssertionError, match="load_rules"):
-        hooks.registered()
-
-
-def test_what_levers_do_nests_in_the_schemas_order(registry, monkeypatch):
+def test_levers_nest_in_the_schemas_order(register, monkeypatch):
     entered = []
 
     def add(name: str, chosen: bool):
@@ -64,18 +62,18 @@ def test_what_levers_do_nests_in_the_schemas_order(registry, monkeypatch):
                 entered.append(f"-{name}")
 
         monkeypatch.setitem(sys.modules, f"{name}.apply", types.SimpleNamespace(Apply=Apply))
-        registry[name] = hooks.Hooks(apply=name, chosen=lambda cfg: chosen)
+        register(name, hooks.Hooks(apply=name, chosen=lambda cfg: chosen))
 
     add("measure", True)
-    add("recipe", True)
+    add("train", True)
     add("batch", False)
     levers, model = hooks.behaviours(compose("device=cpu").cfg), []
     for lever in levers:
         model = lever.transform_model(model)
-    assert model == ["recipe", "measure"]
+    assert model == ["train", "measure"]
     with hooks.around_step(levers):
-        assert entered == ["recipe", "measure"]
-    assert entered == ["recipe", "measure", "-measure", "-recipe"]
+        assert entered == ["train", "measure"]
+    assert entered == ["train", "measure", "-measure", "-train"]
 
 
 def test_a_key_follows_its_section():
@@ -85,10 +83,9 @@ def test_a_key_follows_its_section():
     )
 
 
-def test_a_lever_of_a_hook_stands_in_the_hint_by_its_cost(registry):
-    registry["measure"] = hooks.Hooks(
-        memory_levers=lambda cfg: [hooks.Lever("measure.warmup_steps=1", hooks.Cost.RECOMPUTATION, (hooks.STEP,))]
-    )
+def test_a_lever_of_a_hook_stands_in_the_hint_by_its_cost(register):
+    lever = hooks.Lever("measure.warmup_steps=1", hooks.Cost.RECOMPUTATION, (hooks.STEP,))
+    register("measure", hooks.Hooks(memory_levers=lambda cfg: [lever]))
     cfg = compose("device=cpu").cfg
     assert "measure." not in advice.untried(cfg, "backward")
     assert "optim=adamw_fused, measure.warmup_steps=1, optim=adam8bit" in advice.untried(cfg, "step")

@@ -111,7 +111,7 @@ def seen(cfg: Config, problems: list[str], menu: str, option: str) -> Seen:
 
 
 @pytest.mark.parametrize("menu,option", OPTIONS, ids=lambda each: each)
-def test_a_copy_of_an_option_resolves_to_the_same_under_its_own_name(chosen, menu, option):
+def test_a_copy_of_an_option_resolves_to_the_same(chosen, menu, option):
     values = menus.option_values(menu, option, [CONF])
     name = COPY.format(option)
     for ground in (HERE, FORETOLD):
@@ -159,7 +159,7 @@ def test_an_option_that_does_not_say_its_kind_is_refused(mine):
 
 
 @pytest.mark.parametrize("option,kind,said", [("qlora", "lora", "kind: qlora"), ("lora", "qlora", "kind: lora")])
-def test_an_adapter_whose_kind_and_bits_contradict_each_other_is_refused(mine, option, kind, said):
+def test_contradictory_kind_and_bits_of_an_adapter_are_refused(mine, option, kind, said):
     problems = compose("device=cpu", f"adapter={copied(mine, 'adapter', option, kind=kind)}").problems
     assert any(line.endswith(f"Write {said} there.") for line in problems), problems
 
@@ -183,7 +183,7 @@ def test_no_code_compares_the_name_of_an_option():
     assert [line for line in found if "cfg.optim.name in ADAMW" not in line] == []
 
 
-def test_a_checkpoint_of_a_record_without_kinds_is_gone_on_with():
+def test_records_without_kinds_can_be_resumed():
     """Records of older versions have the names of the options alone."""
     for words in ((), ("optim=muon", "accumulation=x4"), ("loss=chunked", "model=llama_tiny", "precision=bf16")):
         ours = config.to_dict(compose("device=cpu", *words).cfg)

@@ -40,13 +40,13 @@ def test_a_choice_without_a_use_is_refused(words, said):
     assert [said in line for line in problems] == [True], problems
 
 
-def test_a_table_that_is_compressed_inside_is_not_compressed_again(tmp_path):
+def test_a_compressed_parquet_file_is_refused(tmp_path):
     (tmp_path / "t.parquet.gz").touch()
     (problem,) = compose(*small("model=gpt2_tiny", "data=text", f"data.path={tmp_path}/t.parquet.gz")).problems
     assert problem.endswith("t.parquet.gz: a .parquet file is compressed inside; unpack it first.")
 
 
-def test_what_cannot_run_is_an_error_with_every_problem():
+def test_compose_valid_raises_with_every_problem():
     with pytest.raises(ValueError, match=r"^device=cpu batch.per_device=0 train.seed=-1: .*per_device.* train.seed=-1"):
         compose_module.compose_valid(CONF, "device=cpu", "batch.per_device=0", "train.seed=-1")
 
@@ -58,7 +58,7 @@ def test_what_cannot_run_is_an_error_with_every_problem():
     "defaults,beta1",
     [("[adamw, _self_]", 0.5), ("[adamw]", 0.5), ("[_self_, adamw]", 0.9), ("[adamw, /precision: bf16]", 0.5)],
 )
-def test_an_option_has_the_keys_of_those_in_its_defaults_in_their_order(tmp_path, defaults, beta1):
+def test_an_option_has_the_keys_of_its_defaults(tmp_path, defaults, beta1):
     (tmp_path / "optim").mkdir()
     (tmp_path / "optim" / "mine.yaml").write_text(f"defaults: {defaults}\nname: mine\nbeta1: 0.5\n")
     found = menus.option_values("optim", "mine", [CONF, tmp_path])
@@ -86,7 +86,7 @@ def test_a_menu_without_a_choice_names_its_options():
     assert problem == "loss needs one of its options: chunked, standard."
 
 
-def test_a_menu_that_an_experiment_misspells_is_answered_with_the_nearest(command, tmp_path):
+def test_a_menu_misspelt_in_an_experiment_gets_a_suggestion(command, tmp_path):
     (tmp_path / "experiment/own").mkdir(parents=True)
     (tmp_path / "experiment/own/x.yaml").write_text("# @package _global_\ndefaults: [{override /optimm: sgd}]\n")
     ended = command("--config-dir", str(tmp_path), "+experiment/own=x", "device=cpu", fork_server=None)

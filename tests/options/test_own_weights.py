@@ -24,12 +24,12 @@ LLAMA = ("model=llama_8b", "device=cpu")
     ],
     ids=str,
 )
-def test_random_weights_that_are_meant_to_be_trained_ones_are_said(words, said):
+def test_random_weights_in_place_of_pretrained_are_said(words, said):
     found = [line for line in validate.warnings(compose(*words).cfg) if line.startswith(own_weights.RANDOM)]
     assert len(found) == bool(said) and all(part in found[0] for part in said), found
 
 
-def test_random_weights_are_the_first_line_of_the_summary_and_in_the_record(train):
+def test_the_summary_begins_with_random_weights(train):
     words = ["model=llama_tiny", "adapter=lora"]
     outcome = train(*words).record
     outcome.warnings = validate.warnings(compose(*words, "device=cpu").cfg) + outcome.warnings

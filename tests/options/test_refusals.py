@@ -161,6 +161,7 @@ MODEL = [
         "model.experts=4 model.experts_per_token=2 model.width=68 model=mixtral_tiny",
         "model.width=68: the grouped product of the experts needs multiples of 8",
     ),
+    ("model=mixtral_tiny model.experts_per_token=5", "model.experts_per_token=5 is more than model.experts=4"),
     ("model.width=63 model.heads=4", "model.width=63 is not a multiple of model.heads=4"),
     ("model.width=12 model.heads=4 model=llama_tiny", "model.width=12 over model.heads=4 gives heads of odd size"),
     ("model.heads=4 model.kv_heads=3 model=llama_tiny", "model.heads=4 is not a multiple of model.kv_heads=3"),

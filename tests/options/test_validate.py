@@ -12,45 +12,17 @@ from legroom.options import overrides, validate
 # What a person typed, and the words that one line of the answer must hold.
 WRONG_VALUES = [
     ("batch.per_device=0", "batch.per_device=0", "1"),
-    ("batch.effective=0", "batch.effective=0", "1"),
-    ("accumulation.steps=0", "accumulation.steps=0", "1"),
-    ("train.max_steps=0", "train.max_steps=0", "1"),
-    ("train.epochs=0", "train.epochs=0", "1"),
     ("train.learning_rate=-0.1", "train.learning_rate=-0.1", "0"),
     ("train.learning_rate=nan", "train.learning_rate"),
     ("train.learning_rate=inf", "train.learning_rate", "finite"),
-    ("train.weight_decay=-inf", "train.weight_decay", "0"),
-    ("train.max_grad_norm=nan", "train.max_grad_norm"),
-    ("train.warmup_steps=-1", "train.warmup_steps=-1", "0"),
-    ("train.seed=-1", "train.seed=-1", "0"),
     ("train.seed=4294967296", "train.seed=4294967296"),  # numpy takes 32 bits
     ("train.schedule=lineer", "train.schedule=lineer", "Did you mean linear"),
-    ("train.log_seconds=nan", "train.log_seconds"),
-    ("model.layers=0", "model.layers=0", "1"),
     ("model.layers=1000000000", "model.layers=1000000000", "below 2049"),  # built one by one
-    ("model.classes=1000000000", "model.classes=1000000000", "below 65537"),
-    ("parallelism.num_processes=1000000000", "num_processes=1000000000", "below 65537"),
     ("model.width=10000000000000000000", "model.width=1", "at most"),  # torch counts in 64 bits
-    ("model.vocab=1", "model.vocab=1", "2"),
     ("model.dropout=1", "model.dropout=1", "below 1"),
-    ("model.dropout=-0.1", "model.dropout=-0.1", "0"),
-    ("model.dropout=nan", "model.dropout"),
-    ("model.attention=flash_atention_2", "model.attention", "Did you mean flash_attention_2"),
-    ("model.classes=1", "model.classes=1", "2"),
-    ("data.seq_len=1", "data.seq_len=1", "2"),
-    ("data.samples=0", "data.samples=0", "1"),
     ("data.samples=null", "data.samples=null", "data.samples=512"),  # null: all rows of data that has an end
-    ("data.workers=-1", "data.workers=-1", "0"),
-    ("optim.beta1=1", "optim.beta1=1", "below 1"),
-    ("optim.epsilon=-1", "optim.epsilon=-1", "0"),
-    ("eval.batch=0", "eval.batch=0", "1"),
     ("eval.precision=bf61", "eval.precision=bf61", "bf16", "null"),
-    ("measure.warmup_steps=-1", "measure.warmup_steps=-1", "0"),
-    ("launch.timeout_seconds=0", "launch.timeout_seconds"),
-    ("launch.timeout_seconds=nan", "launch.timeout_seconds"),
     ("launch.memory_limit_gib=0", "launch.memory_limit_gib"),
-    ("launch.memory_limit_gib=-1", "launch.memory_limit_gib=-1"),
-    ("eval.every_steps=0", "eval.every_steps=0", "1"),
     ("device=gpu", "device=gpu", "auto, cpu, cuda"),
 ]
 
@@ -67,19 +39,7 @@ def test_a_wrong_value_is_refused_with_what_to_type(override, words):
 
 @pytest.mark.parametrize(
     "override",
-    [
-        "train.max_grad_norm=0",
-        "train.learning_rate=0",
-        "train.weight_decay=0.1",
-        "model.dropout=0.999",
-        "measure.warmup_steps=0",
-        "batch.effective=null",
-        "train.seed=4294967295",
-        "accumulation.steps=3",
-        "eval.precision=bf16",
-        "launch.timeout_seconds=0.5",
-        "data.eval_samples=null",
-    ],
+    ["train.max_grad_norm=0", "model.dropout=0.999", "batch.effective=null", "train.seed=4294967295"],
 )
 def test_a_value_at_the_edge_is_accepted(override):
     assert compose("device=cpu", override).problems == []
@@ -114,23 +74,16 @@ def test_unused_keys_name_the_option_that_uses_them(overrides, key, instead):
         ("model.family=gpt2", "model="),  # the sizes of one family make no model of another
     ],
 )
-def test_what_makes_an_option_is_set_by_its_menu_alone(override, menu):
+def test_keys_that_make_an_option_cannot_be_set(override, menu):
     assert has_line(overrides.problems([override], [CONF], False), [override.split("=")[0], menu])
 
 
-@pytest.mark.parametrize(
-    "key", ["width=64", "layers=3", "heads=2", "vocab=512", "positions=64", "feed_forward=64", "dropout=0.1"]
-)
+@pytest.mark.parametrize("key", ["width=64", "dropout=0.1"])
 def test_a_size_means_nothing_to_trained_weights(key, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     found = compose("device=cpu", f"model.pretrained={tmp_path}", f"model.{key}").problems
     assert has_line(found, [f"model.{key.split('=')[0]}", "model.pretrained"])
-
-
-@pytest.mark.parametrize("other", ["eval.enabled=false", "eval.precision=bf16"])
-def test_an_evaluation_between_steps_changes_no_training(other):
-    assert has_line(compose("device=cpu", "eval.every_steps=2", other).problems, ["eval.every_steps=2", other])
 
 
 @pytest.mark.parametrize(
@@ -159,28 +112,11 @@ def test_the_accumulation_is_derived_from_the_effective_batch():
 @pytest.mark.parametrize(
     "overrides,words",
     [
-        (["batch.effective=10"], ["batch.effective=10", "batch.per_device=4. Change"]),
         (["batch.effective=2"], ["batch.effective=2", "batch.per_device=4"]),
-        (["batch.effective=8", "accumulation=x2"], ["batch.effective=8", "accumulation"]),
-        (["batch.effective=8", "accumulation.steps=3"], ["batch.effective=8", "accumulation"]),
-        (["model.width=100", "model.heads=3"], ["model.width=100", "model.heads=3"]),
-        (["model=llama_tiny", "model.kv_heads=3"], ["model.kv_heads=3", "model.heads=4"]),
-        (["model=llama_tiny", "model.width=12", "model.heads=4"], ["model.width=12", "model.heads=4"]),
-        (["data.seq_len=1024"], ["data.seq_len=1024", "model.positions=512"]),
-        (["train.schedule=constant", "train.warmup_steps=2"], ["train.warmup_steps", "constant_with_warmup"]),
         (["train.floor=0.1"], ["train.floor", "train.schedule=cosine"]),
         (["train.schedule=cosine", "train.decay_steps=2"], ["train.decay_steps", "train.schedule=wsd"]),
         (["train.schedule=wsd", "train.decay_steps=3", "train.max_steps=2"], ["train.max_steps=2"]),
-        (["data=source", "model=bert_tiny"], ["data=source", "model=bert_tiny", "model=gpt2_tiny"]),
-        (["data=source", "model=gpt2_tiny", "model.vocab=256"], ["model.vocab=256", "257", "model.vocab=512"]),
-        (
-            ["data=text", "data.path=no", "data.tokenizer=bytes", "model=gpt2_tiny", "model.vocab=256"],
-            ["model.vocab=256", "257", "model.vocab=512"],
-        ),
-        (["data=text", "model=gpt2_tiny"], ["data.path="]),
         (["data=text", "data.path=no/such/file.txt"], ["data.path=no/such/file.txt", "no such file"]),
-        (["precision=tf32"], ["precision=tf32", "precision=bf16"]),
-        (["precision=fp16"], ["precision=fp16", "precision=bf16"]),
         (["optim=paged_adam8bit"], ["optim=paged_adam8bit", "optim=adam8bit"]),
         (["model.attention=flash_attention_2"], ["model.attention=flash_attention_2", "model.attention=sdpa"]),
         (["model.pretrained=./no/such/folder"], ["model.pretrained=./no/such/folder", "no such folder"]),
@@ -192,17 +128,11 @@ def test_values_that_do_not_go_together_are_refused(overrides, words):
     assert has_line(found, words), found
 
 
-def test_a_vocabulary_below_that_of_bytes_is_enough_for_rows_of_no_text():
+def test_random_ids_need_no_vocabulary_of_bytes():
     assert not compose("device=cpu", "model.vocab=256").problems
 
 
-def test_a_schedule_that_cannot_fall_is_refused():
-    (problem,) = compose("train.schedule=polynomial", "train.learning_rate=1e-7").problems
-    assert "train.schedule=linear" in problem
-    assert not compose("train.schedule=polynomial", "train.learning_rate=2e-7").problems
-
-
-def test_many_more_ranks_than_cores_are_refused_unless_asked_for(monkeypatch):
+def test_many_more_ranks_than_cores_are_refused(monkeypatch):
     monkeypatch.setattr(host, "usable_cores", lambda: 2)
     ranks = ("parallelism=ddp", "parallelism.num_processes=5", "device=cpu")
     (problem,) = compose(*ranks).problems
@@ -233,11 +163,6 @@ def test_all_problems_are_named_at_once(overrides, count):
     assert len(problems) == count
 
 
-def test_a_problem_is_one_line():
-    problems = compose("device=cpu", "precision=fp16", "batch.effective=10", "data=text").problems
-    assert len(problems) >= 3 and not any("\n" in line for line in problems)
-
-
 def test_the_nearest_names_are_offered_and_strangers_are_not():
     assert suggestions.nearest("adam8bits", ["adam8bit", "adamw"]).startswith(" Did you mean adam8bit")
     assert suggestions.nearest("qwertz", ["adam8bit", "adamw"]) == ""
@@ -261,7 +186,7 @@ def test_the_learning_rate_is_the_models_where_none_is_given(overrides, rate):
     assert compose("device=cpu", *overrides).cfg.train.learning_rate == rate
 
 
-def test_the_learning_rate_of_trained_weights_is_the_one_for_fine_tuning(tmp_path):
+def test_pretrained_weights_get_the_fine_tuning_rate(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     assert compose("device=cpu", f"model.pretrained={tmp_path}").cfg.train.learning_rate == 5e-5
@@ -275,6 +200,6 @@ def test_sizes_that_are_no_multiple_of_8_deserve_a_warning(override):
     assert has_line(validate.warnings(cfg), [override, "8"])
 
 
-@pytest.mark.parametrize("model", ["bert_tiny", "bert_large", "gpt2", "gpt2_xl", "llama_1b", "llama_8b"])
+@pytest.mark.parametrize("model", ["bert_large", "gpt2_xl", "llama_8b"])
 def test_the_published_sizes_deserve_none(model):
     assert validate.warnings(compose("device=cpu", f"model={model}").cfg) == []

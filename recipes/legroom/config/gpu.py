@@ -34,17 +34,23 @@ class Gpu(Menu):
 
     @property
     def compute_capability(self) -> tuple[int, int]:
-        """(major, minor). (0, 0) for what is none, which is refused: a record describes it."""
+        """(major, minor). (0, 0) for a text that is none: its refusal has a record, which describes the GPU."""
         major, _, minor = str(self.capability).partition(".")
-        return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+        if not major.isdecimal() or not minor.isdecimal():
+            return 0, 0
+        return int(major), int(minor)
 
     @property
     def is_amd(self) -> bool:
-        """Compute capabilities are NVIDIA's, and say nothing about it."""
+        """Whether the GPU is AMD's, of which compute capabilities, which are NVIDIA's, say nothing."""
         return self.link == "xgmi"
 
     @property
     def kernel_rules(self) -> tuple[int, int]:
-        """The compute capability by whose rules kernels are chosen. AMD's cards have none: torch for ROCm has flash and
-        efficient attention, as CUDA has from 8.0 on, and no cuDNN."""
-        return (8, 0) if self.is_amd else self.compute_capability
+        """The compute capability by whose rules kernels are chosen.
+
+        AMD's cards have none: torch for ROCm has flash and efficient attention, as CUDA has from 8.0 on, and no cuDNN.
+        """
+        if self.is_amd:
+            return 8, 0
+        return self.compute_capability

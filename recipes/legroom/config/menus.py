@@ -5,8 +5,9 @@ from typing import Any
 
 from legroom.config.fields import LABEL, RUN, TRAINING, UNSET, Menu, at_least, fraction, key, kinds, one_of
 
-# What is built one by one, so that a wrong number would fill the host's memory before anything refuses it.
-MOST_LAYERS, MOST_PARTS = 2**11, 2**16  # the latter: experts of a layer, classes, ranks
+# Bounds of what is built one by one, so that a wrong number would fill the host's memory before anything refuses it.
+MOST_LAYERS = 2**11
+MOST_PARTS = 2**16  # experts of a layer, classes, ranks
 
 
 @dataclass

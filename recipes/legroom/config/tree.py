@@ -74,21 +74,25 @@ class Config(HasTarget):
     def as_written(self) -> Config:
         """The configuration without torch.compile."""
         plain = copy.copy(self)
-        plain.compile = plain.compile_regions = False
+        plain.compile = False
+        plain.compile_regions = False
         return plain
 
 
 @functools.cache
 def node_types(cls: type = Config) -> Mapping[str, Any]:
     """Key -> type of a class of the schema, with `Optional[T]` as T."""
-
-    def bare(kind):
-        if typing.get_origin(kind) in (typing.Union, types.UnionType):
-            return next(k for k in typing.get_args(kind) if k is not type(None))
-        return kind
-
     hints = typing.get_type_hints(cls)
-    return types.MappingProxyType({f.name: bare(hints[f.name]) for f in dataclasses.fields(cls)})
+    kinds = {field.name: _without_none(hints[field.name]) for field in dataclasses.fields(cls)}
+    return types.MappingProxyType(kinds)
+
+
+def _without_none(kind: Any) -> Any:
+    """T of `Optional[T]` and of `T | None`; any other type as it is."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return kind
+    kinds = [part for part in typing.get_args(kind) if part is not type(None)]
+    return kinds[0]
 
 
 GROUPS = [name for name, kind in node_types().items() if isinstance(kind, type) and issubclass(kind, Menu)]
@@ -101,14 +105,24 @@ def identity_of(key: str) -> frozenset[str]:
 
     A key that the schema does not have, as of an older record, has the identity of its section.
     """
-    kinds, (section, _, leaf) = node_types(), key.partition(".")
-    fields = {each.name: each.metadata for each in dataclasses.fields(Config)}
-    inherited = fields.get(section, {}).get("identity", IDENTITY)
-    if not leaf or not dataclasses.is_dataclass(kinds.get(section)):
+    section, _, leaf = key.partition(".")
+    inherited = _rules_of(Config, section).get("identity", IDENTITY)
+    kind = node_types().get(section)
+    if not leaf or not dataclasses.is_dataclass(kind):
         return frozenset(inherited)
-    rules = {each.name: each.metadata for each in dataclasses.fields(kinds[section])}.get(leaf, {})
-    found = frozenset(rules.get("identity", inherited))
-    return found & set(rules["only"]) if "only" in rules else found
+    rules = _rules_of(kind, leaf)
+    identity = frozenset(rules.get("identity", inherited))
+    if "only" in rules:
+        identity &= set(rules["only"])
+    return identity
+
+
+def _rules_of(cls: Any, name: str) -> Mapping[str, Any]:
+    """The metadata of a field of the schema; empty for a field that a class does not have."""
+    for field in dataclasses.fields(cls):
+        if field.name == name:
+            return field.metadata
+    return {}
 
 
 # The kind of an option of a record without kinds, as older versions wrote them, whose name is no kind.
@@ -121,7 +135,9 @@ def kind_of(config: Mapping[str, Any], menu: str) -> str | None:
     Options of older records have no kind: theirs is the one that has their name.
     """
     values = config.get(menu) or {}
-    return values["kind"] if "kind" in values else _kind_by_name(node_types()[menu], values.get("name"))
+    if "kind" in values:
+        return values["kind"]
+    return _kind_by_name(node_types()[menu], values.get("name"))
 
 
 def kinds_of(menu: str) -> tuple[str, ...]:
@@ -131,11 +147,14 @@ def kinds_of(menu: str) -> tuple[str, ...]:
 
 @functools.cache
 def _kinds(cls: type) -> tuple[str, ...]:
-    return next((each.metadata["choices"] for each in dataclasses.fields(cls) if each.name == "kind"), ())
+    return _rules_of(cls, "kind").get("choices", ())
 
 
 def _kind_by_name(cls: type, name: str | None) -> str | None:
-    return name if name in _kinds(cls) else _OTHER_KINDS.get(cls)
+    """The kind of an option of an older record, which has a name alone."""
+    if name in _kinds(cls):
+        return name
+    return _OTHER_KINDS.get(cls)
 
 
 def from_dict(values: dict, cls: type = Config):
@@ -146,21 +165,24 @@ def from_dict(values: dict, cls: type = Config):
     """
     if _kinds(cls) and "name" in values and "kind" not in values:
         values = values | {"kind": _kind_by_name(cls, values["name"])}
-    return cls(
-        **{
-            name: from_dict(values.get(name) or {}, kind)
-            if isinstance(kind, type) and dataclasses.is_dataclass(kind)
-            else (None if values.get(name, MISSING) == MISSING else values[name])
-            for name, kind in node_types(cls).items()
-        }
-    )
+    fields: dict[str, Any] = {}
+    for name, kind in node_types(cls).items():
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            fields[name] = from_dict(values.get(name) or {}, kind)
+        elif values.get(name, MISSING) == MISSING:
+            fields[name] = None
+        else:
+            fields[name] = values[name]
+    return cls(**fields)
 
 
 def to_dict(cfg: Any) -> dict:
     """The typed tree, or a part of it, as a dictionary, for the record: None where a key has no value, and no facts."""
-    found = {}
-    for each in dataclasses.fields(cfg):
-        value, recorded = getattr(cfg, each.name), each.metadata.get("recorded", True)
-        if recorded is True or (recorded == "if set" and value is not None):
-            found[each.name] = to_dict(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
-    return found
+    values = {}
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        recorded = field.metadata.get("recorded", True)
+        if not recorded or (recorded == "if set" and value is None):
+            continue
+        values[field.name] = to_dict(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
+    return values

@@ -21,7 +21,7 @@ from legroom.data.text_data import Warn, encodable
 from legroom.data.text_files import Rows, Unread
 from legroom.errors import Refusal
 from legroom.options import data_sources
-from legroom.options.model_families import TOKEN_TYPES
+from legroom.options import model as model_options
 
 COLUMNS = ("question", "context", "answers")
 STRIDE = 128  # tokens that two windows of a context have in common, as in BERT's training; at most a quarter of a row
@@ -192,7 +192,7 @@ def _windows(
     cfg: Config, part: datasets.Dataset, tokenizer: Any, left_out: dict[str, list[str]], answers: Answers | None
 ) -> Iterator[dict]:
     """The rows of questions. left_out: is given why a question has none -> the places of such questions."""
-    with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
+    with_types = model_options.takes_token_types(cfg)
     around_pair = tokenizer.num_special_tokens_to_add(pair=True) - tokenizer.num_special_tokens_to_add(pair=False)
     for number, row in enumerate(part.to_list()):
         room = cfg.data.seq_len - len(tokenizer(row["question"])["input_ids"])

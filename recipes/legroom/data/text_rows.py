@@ -17,7 +17,7 @@ from legroom.data.text_data import Warn
 from legroom.data.tokens import Tokens
 from legroom.errors import Refusal
 from legroom.options import data as data_options
-from legroom.options.model_families import TOKEN_TYPES
+from legroom.options import model as model_options
 from legroom.options.task import OF_ROWS
 
 Part = tuple[datasets.Dataset, int]  # rows, and how many there are without a bound
@@ -46,8 +46,7 @@ def labelled(
     texts = parts[0]
     held_out = parts[1] if len(parts) > 1 else None
     classes = labels_module.of_task(task, texts, held_out, head, asked_classes, warn)
-    # Only BERT has token types; pretrained weights have their own tokenizer, which knows.
-    with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
+    with_types = model_options.takes_token_types(cfg)
     texts = texts.select(range(len(texts))[: data.samples])
     train, cut_texts = _labelled_rows(texts, encoder, data.seq_len, classes, with_types)
     if cut_texts:

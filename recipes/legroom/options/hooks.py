@@ -217,19 +217,23 @@ _complete = False
 FIELDS = tuple(each.name for each in dataclasses.fields(Config))
 
 
-def register_module(name: str, members: Mapping[str, Any]) -> None:
-    """Registers what a module contributes to a menu, a section or a key, as `model.attention`. members: its globals."""
+def register(name: str, contributed: Hooks) -> None:
+    """Registers what is contributed to a menu, a section or a key, as `model.attention`; replaces what was there."""
     assert name.partition(".")[0] in FIELDS, f"Config has no field {name}"
+    _REGISTRY[name] = contributed
+
+
+def register_module(name: str, members: Mapping[str, Any]) -> None:
+    """Registers what a module contributes (see `register`). members: its globals."""
     contributed = {}
     for member in dataclasses.fields(Hooks):
         value = members.get(member.name, members.get(member.name.upper()))
         if value is not None:
             contributed[member.name] = value
+    contributed.pop("apply", None)  # a module of that name
     if "chosen" in contributed:
         contributed["apply"] = members["__package__"]
-    else:
-        contributed.pop("apply", None)
-    _REGISTRY[name] = Hooks(**contributed)
+    register(name, Hooks(**contributed))
 
 
 def all_are_registered() -> None:

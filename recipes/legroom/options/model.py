@@ -199,6 +199,12 @@ def _adapter_alone(pretrained: str, file: Path) -> str:
     )
 
 
+def takes_token_types(cfg: Config) -> bool:
+    """Whether rows keep the token types that a tokenizer gives: of the menu's families only BERT takes them, and the
+    tokenizer of pretrained weights gives what its model takes."""
+    return bool(cfg.model.pretrained) or cfg.model.family in model_families.TOKEN_TYPES
+
+
 def lengths(cfg: Config) -> dict[str, int]:
     """Key -> tokens, of the keys that say how long the sequences of the model are."""
     tokens = {"data.seq_len": cfg.data.seq_len}
