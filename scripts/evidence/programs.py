@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shlex
 import shutil
 import subprocess
@@ -62,7 +61,7 @@ def typed_words(case: Case, does: str, checkouts: Path) -> list[str]:
 
 
 def run(case: Case, does: str, asked: argparse.Namespace) -> dict[str, Any]:
-    """One command on one case: its exit code, its figures, what it said, its seconds and those of a processor."""
+    """One command on one case: its exit code, its figures, what it said, and its seconds."""
     checkouts, work = asked.checkouts.resolve(), asked.work.resolve()
     folder = prepare(case, checkouts, work)
     environment = os.environ | {
@@ -76,7 +75,7 @@ def run(case: Case, does: str, asked: argparse.Namespace) -> dict[str, Any]:
     typed = typed_words(case, does, checkouts)
     legroom = f"import sys; sys.path.insert(0, {str(ROOT / 'recipes')!r}); sys.argv[0] = 'legroom'"
     legroom += "; from legroom.cli.commands import main; sys.exit(main())"
-    before, start = _processor_seconds(), time.perf_counter()
+    start = time.perf_counter()
     done = subprocess.run(
         [*shlex.split(asked.before), sys.executable, "-c", legroom, *DOES[does], "--", *typed],
         cwd=folder,
@@ -84,15 +83,9 @@ def run(case: Case, does: str, asked: argparse.Namespace) -> dict[str, Any]:
         capture_output=True,
         text=True,
     )
-    seconds, processor_seconds = time.perf_counter() - start, _processor_seconds() - before
+    seconds = time.perf_counter() - start
     found = json.loads(done.stdout) if done.stdout.startswith("{") else None
-    result = {"code": done.returncode, "found": found, "said": done.stderr[-3000:]}
-    return result | {"seconds": seconds, "processor_seconds": processor_seconds}
-
-
-def _processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return {"code": done.returncode, "found": found, "said": done.stderr[-3000:], "seconds": seconds}
 
 
 # --- the table ------------------------------------------------------------------------------------------
@@ -117,8 +110,8 @@ def verdict(result: dict[str, Any] | None) -> str:
 def table(work: Path) -> str:
     """The results that are there, in Markdown."""
     lines = [
-        f"| script | verdict on {GPU} | device, MiB | reserved | tensors | measured on the CPU | seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| script | verdict on {GPU} | device, MiB | reserved | tensors | measured on the CPU |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for case in [*CASES, *FURTHER, *MORE]:
         files = {does: work / "results" / f"{case.name}.{does}.json" for does in DOES}
@@ -133,7 +126,6 @@ def table(work: Path) -> str:
             _mib(checked.get("reserved_bytes"), 0),
             _mib(checked.get("tensor_bytes"), 2),
             _mib(measured.get("tensor_bytes"), 2),
-            f"{results['check']['processor_seconds']:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
