@@ -104,6 +104,11 @@ def test_a_number_is_itself(notes):
     assert notes == []
 
 
+def test_a_number_that_numpy_has_made_is_asked_for_its_item(notes):
+    number = numbers.unknown_float(100)
+    assert number.item() is number.tolist() is number
+
+
 def test_a_loop_that_a_number_would_end_is_refused(notes):
     loss = numbers.unknown_float()
     with pytest.raises(numbers.Unfollowed, match="a loop that this number would end"):

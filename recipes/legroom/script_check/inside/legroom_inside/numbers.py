@@ -154,6 +154,12 @@ class Unknown:
         bound = None if self.bound is None else int(self.bound)
         return DECISIONS.whole(bound)
 
+    def item(self):
+        """The number itself: one that numpy has made has this method (`losses.mean().item()`)."""
+        return self
+
+    tolist = item
+
     def __reduce__(self):
         return (float, (1.0,)) if isinstance(self, float) else (int, (int.__int__(self),))
 
