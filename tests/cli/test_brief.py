@@ -80,6 +80,21 @@ def test_setup_has_the_batch(outcome, steps, replicas, machines, said):
     assert f"bf16, adamw, {said} attention sdpa" in " ".join(brief.answer(outcome).split())
 
 
+@pytest.mark.parametrize(
+    "stored, said",
+    [
+        ({"weights": "fp32"}, "trainer, bf16, adamw,"),
+        ({"weights": "bf16"}, "bf16 (weights bf16), adamw,"),
+        ({"weights": "bf16", "copies": "fp32"}, "bf16 (weights bf16, fp32 copies), adamw,"),
+        ({"weights": "fp32", "base": "bf16", "adapter": "fp32"}, "bf16 (frozen weights bf16, adapter fp32), adamw,"),
+        ({"weights": "fp32", "reduction": "bf16"}, "bf16 (gradients added up in bf16), adamw,"),
+    ],
+)
+def test_the_setup_says_what_is_stored_in_which_type(outcome, stored, said):
+    outcome.config["precision"] |= {"kind": "bf16", **stored}
+    assert said in " ".join(brief.answer(outcome).split())
+
+
 @pytest.mark.parametrize("status, shown", [("failed", True), ("oom", False)])
 def test_failed_rank_is_named(outcome, status, shown):
     outcome.status, outcome.error = status, Error("step", "ValueError", "no", None, 1)

@@ -50,6 +50,9 @@ def test_nothing_else_is_refused():
     [
         (["optim=adafactor"], "optim=adamw"),
         (["precision=bf16_pure"], "precision=bf16"),
+        (["precision.adapter=fp32", "precision=bf16", "adapter=lora"], "precision.adapter out"),
+        (["adapter.dora=true", "adapter=lora", "parallelism.stage=3"], "parallelism.stage=2"),
+        (["precision.reduction=fp32", "precision=bf16"], "parallelism=fsdp"),
         (["eval.precision=bf16"], "Leave it out"),
         (["parallelism.offload=optimizer"], "Leave it out"),
         (["save.every_steps=2"], "parallelism=fsdp"),
@@ -116,10 +119,28 @@ def test_what_is_not_saved_and_what_the_ledger_does_not_see_is_said():
         assert not any(word in line for line in zero_rules.warnings(compose(*small(*TWO, off)).cfg))
 
 
-def test_bf16_is_autocast_over_fp32_weights():
-    configuration = told("precision=bf16")
-    assert configuration["torch_autocast"]["enabled"] and not told()["torch_autocast"]["enabled"]
-    assert not configuration["bf16"] and not configuration["fp16"]
+def test_bf16_is_deepspeeds_own_mode_or_autocast():
+    own = told("precision=bf16")
+    assert own["bf16"] == {"enabled": True} and not own["torch_autocast"]["enabled"] and not own["fp16"]
+    autocast = told("precision=bf16", "precision.weights=fp32")
+    assert not autocast["bf16"] and autocast["torch_autocast"]["enabled"] and not autocast["fp16"]
+    plain = told()
+    assert not plain["bf16"] and not plain["torch_autocast"]["enabled"]
+
+
+@pytest.mark.parametrize(
+    "words, stored",
+    [
+        (["precision=bf16"], ("bf16", None, None, "fp32")),
+        (["precision=bf16", "precision.weights=fp32"], ("fp32", None, None, None)),
+        (["precision=bf16", "adapter=lora"], ("bf16", "bf16", "bf16", "fp32")),
+        (["adapter=lora"], ("fp32", "fp32", "fp32", None)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_types_are_deepspeeds(words, stored):
+    types = compose(*small(*TWO, *words)).cfg.precision
+    assert (types.weights, types.base, types.adapter, types.copies) == stored
 
 
 def test_offload_takes_what_it_says():
@@ -139,9 +160,10 @@ def test_offload_takes_what_it_says():
     [
         ["model=gpt2_tiny"],
         ["model=bert_tiny", "accumulation=x2", "data.samples=13"],
-        ["model=llama_tiny", "optim=sgd", "train.learning_rate=0.5", "precision=bf16"],
+        ["model=llama_tiny", "optim=sgd", "train.learning_rate=0.5", "precision=bf16", "precision.weights=fp32"],
+        ["model=llama_tiny", "adapter=lora", "train.learning_rate=0.01"],
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: " ".join(words[:2]),
 )
 def test_two_ranks_train_as_one(run, recipe, stage, words):
     """With a last step that is short, and clipping; learning rates that move the loss."""
@@ -161,7 +183,8 @@ def test_two_ranks_train_as_one(run, recipe, stage, words):
     assert two.evaluation.loss == pytest.approx(one.evaluation.loss, rel=relative)
     assert two.memory.optimizer_bytes == pytest.approx(one.memory.optimizer_bytes / 2, rel=0.01)
     assert (two.memory.weights_bytes < 0.6 * one.memory.weights_bytes) == (stage == 3)
-    weights, same = (load_file(run.folder / "model" / "model.safetensors") for run in (alone, together))
+    file = "adapter_model.safetensors" if "adapter=lora" in words else "model.safetensors"
+    weights, same = (load_file(run.folder / "model" / file) for run in (alone, together))
     assert weights.keys() == same.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(same[name], weight, rtol=relative, atol=relative)

@@ -1,4 +1,5 @@
-"""Write docs/keys.md from the comments in conf/, and docs/record.md from the record's dataclasses.
+"""Write docs/keys.md from the comments in conf/, docs/record.md from the record's dataclasses, and docs/types.md from
+what some configurations resolve to.
 
 python tests/tools/reference_pages.py
 """
@@ -13,8 +14,11 @@ from checkout import ROOT
 import json_schema
 
 from legroom.cli import help_text
+from legroom.config import Config
+from legroom.options.compose import compose
 
 KEYS, RECORD = ROOT / "docs" / "keys.md", ROOT / "docs" / "record.md"
+TYPES = ROOT / "docs" / "types.md"
 KEYS_HEAD = """# Keys
 
 Written by `python tests/tools/reference_pages.py` from the comments in `conf/`. Every key can be typed as `key=value`;
@@ -27,6 +31,40 @@ Written by `python tests/tools/reference_pages.py`: what `result.json` in a run'
 [its JSON Schema](record.schema.json). Bytes are integers, times are seconds, and units are in the names. Null: this
 device or this recipe has no such figure. [Architecture](architecture.md#the-record) says how figures come about.
 """
+TYPES_HEAD = """# Types of storage
+
+Written by `python tests/tools/reference_pages.py` from what each line resolves to. `precision` names a combination; the
+keys `precision.base`, `precision.weights`, `precision.adapter` and `precision.reduction` change a part of it. Gradients
+have the type of the weights that they are of, and AdamW's two states the type of what it changes: the copies where
+there are some, otherwise the weights. With qlora the linear layers are in 4 or 8 bits, and the base of the table is
+what is not quantised: norms, embeddings, the output layer. What is trained whole beside an adapter (a head,
+`adapter.modules_to_save`) has the type of `precision.weights`: fp32 under autocast, where peft leaves it in the type of
+the base.
+"""
+COMBINATIONS = {  # overrides -> what is known by it elsewhere
+    "precision=fp32": "",
+    "precision=tf32": "",
+    "precision=bf16": "Trainer's `bf16` over a model in fp32",
+    "precision=bf16 precision.weights=bf16": "Trainer's `bf16` over a model that was loaded in bf16",
+    "precision=bf16_pure": "a model and a loop in bf16",
+    "precision=fp16": "Trainer's `fp16`",
+    "precision=fp8": "Accelerate's fp8 with torchao",
+    "adapter=lora precision=fp32": "",
+    "adapter=lora precision=bf16": "LoRA of peft's and TRL's examples",
+    "adapter=lora precision=bf16 precision.base=fp32": "the same over a base in fp32",
+    "adapter=lora precision=fp16": "",
+    "adapter=lora precision=bf16_pure": "peft with `autocast_adapter_dtype=False`",
+    "adapter=lora precision=bf16_pure precision.adapter=fp32": "peft in a loop without autocast",
+    "adapter=qlora precision=bf16": "QLoRA without `prepare_model_for_kbit_training`",
+    "adapter=qlora precision=bf16 precision.base=fp32": "QLoRA after peft's `prepare_model_for_kbit_training`",
+    "adapter=qlora precision=bf16 precision.adapter=bf16": "QLoRA of TRL, whose adapters are bf16",
+    "parallelism=fsdp precision=bf16": "torchtitan's defaults",
+    "parallelism=fsdp precision=bf16 precision.reduction=bf16": "FSDP2 with Accelerate's `bf16`",
+    "parallelism=fsdp adapter=lora precision=bf16": "",
+    "parallelism=zero precision=bf16": "DeepSpeed's `bf16: {enabled: true}`",
+    "parallelism=zero precision=bf16 precision.weights=fp32": "DeepSpeed's `torch_autocast`",
+    "parallelism=zero adapter=lora precision=bf16": "peft with DeepSpeed's bf16",
+}
 OPTION = re.compile(r"  (?P<name>[^\s=]+)\s+(?P<text>\S.*)")
 KEY = re.compile(r"  (?P<name>[\w.]+)=(?P<value>.*?)(?:\s{2,}(?P<text>\S.*))?")
 HEADING = re.compile(r"(?P<name>\w+|\+experiment/\w+=)(?:   .*)?")
@@ -95,9 +133,51 @@ def kind(value: dict[str, Any]) -> str:
     return " or ".join(f"{name}{of}" if name == "array" else name for name in named)
 
 
+def types_page() -> str:
+    """docs/types.md."""
+    head = ("typed", "frozen base", "trained weights", "adapter", "copies", "passes in", "gradients added up in", "as")
+    return "\n".join([*TYPES_HEAD.splitlines(), "", *table(head, [_types(*each) for each in COMBINATIONS.items()])])
+
+
+def _types(overrides: str, elsewhere: str) -> tuple[str, ...]:
+    """A row of docs/types.md."""
+    ranks = ["parallelism.num_processes=2"] if "parallelism=" in overrides else []
+    cfg, *_ = compose(ROOT / "conf", "recipe=estimate", "gpu=h100_80gb", *ranks, *overrides.split())
+    types, adapter = cfg.precision, cfg.adapter
+    base = types.base or ""
+    if adapter.bits:
+        base += f", linear layers {adapter.bits} bits"
+    trained = types.adapter if adapter.is_used else types.weights
+    return (
+        f"`{overrides}`",
+        base,
+        "" if adapter.is_used else types.weights or "",
+        types.adapter or "",
+        types.copies or "",
+        _passes(cfg),
+        (types.reduction or ("fp32" if types.autocast and cfg.parallelism.sharded else trained) or "") if ranks else "",
+        elsewhere,
+    )
+
+
+def _passes(cfg: Config) -> str:
+    types = cfg.precision
+    if types.copies:
+        return "bf16"
+    if types.kind == "fp8":
+        return "bf16 autocast, products in fp8"
+    if types.autocast:
+        return f"{types.autocast} autocast"
+    return "bf16" if types.kind == "bf16_pure" else types.kind
+
+
 def pages() -> dict[Any, str]:
     """The file of each page, and what it should hold."""
-    return {KEYS: keys_page(help_text.describe(ROOT / "conf")), RECORD: record_page(json_schema.schema())}
+    return {
+        KEYS: keys_page(help_text.describe(ROOT / "conf")),
+        RECORD: record_page(json_schema.schema()),
+        TYPES: types_page(),
+    }
 
 
 if __name__ == "__main__":

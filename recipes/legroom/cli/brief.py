@@ -267,10 +267,17 @@ def _batch(config: dict[str, Any]) -> str:
 
 
 def _precision(precision: dict) -> str:
-    """The option, with the types that it stores beside an adapter."""
-    if not precision.get("base"):
-        return precision["name"]
-    return f"{precision['name']} (frozen weights {precision['base']}, adapter {precision['adapter']})"
+    """The option, with the types that it stores where they are not those of a plain training."""
+    types = []
+    if precision.get("base"):
+        types.append(f"frozen weights {precision['base']}, adapter {precision['adapter']}")
+    elif precision.get("weights") == "bf16" and precision["kind"] == "bf16":
+        types.append("weights bf16")
+    if precision.get("copies"):
+        types.append(f"{precision['copies']} copies")
+    if precision.get("reduction"):
+        types.append(f"gradients added up in {precision['reduction']}")
+    return f"{precision['name']} ({', '.join(types)})" if types else precision["name"]
 
 
 def _errors(outcome: Record) -> list[str]:

@@ -133,6 +133,8 @@ class Precision(Menu):
     base: str | None = key(choices=(*TYPES, None), recorded="if set")
     weights: str | None = one_of("fp32", "bf16", None)
     adapter: str | None = key(choices=("fp32", "bf16", None), recorded="if set")
+    copies: str | None = key(recorded="if set")  # that DeepSpeed keeps of weights in bf16, for its optimizer; derived
+    reduction: str | None = key(choices=("fp32", "bf16", None), recorded="if set")  # of gradients, over ranks
 
     @property
     def autocast(self) -> str | None:

@@ -24,6 +24,7 @@ from legroom.parallelism.pipeline_parts import layers_of
 from legroom.ranks import collectives, rank_info
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precision -> dtype of the computation
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of precision.reduction
 
 
 def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
@@ -74,10 +75,13 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     own = cfg.parallelism
     four_bits.as_floats(model, _storage(cfg))
     dtype = DTYPES.get(cfg.precision.kind)
+    reduction = TYPES[cfg.precision.reduction] if cfg.precision.reduction else None
+    if reduction is None and dtype is not None:
+        reduction = torch.float32
     settings: dict[str, Any] = {
         "mesh": _mesh(cfg, model, device),
         "reshard_after_forward": own.reshards,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduction),
         "offload_policy": CPUOffloadPolicy() if own.cpu_offload else OffloadPolicy(),
     }
     if own.experts:

@@ -31,7 +31,7 @@ def configuration(cfg: Config) -> dict[str, Any]:
             "stage3_param_persistence_threshold": "auto",
             "stage3_max_live_parameters": own.live_parameters,
             "stage3_max_reuse_distance": 0,  # free gathered weights after each use
-            "stage3_gather_16bit_weights_on_model_save": True,  # in their own dtype: fp32 here
+            "stage3_gather_16bit_weights_on_model_save": True,  # in their own type
         }
     return {
         "train_micro_batch_size_per_gpu": cfg.batch.per_device,
@@ -40,12 +40,12 @@ def configuration(cfg: Config) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # torch's own, which work on flat buffers
         "zero_force_ds_cpu_optimizer": False,  # torch's own on the CPU too
-        # Empty, so that neither Accelerate nor the Trainer turns on DeepSpeed's own bf16 mode (bf16 weights with fp32
-        # copies). Here bf16 is autocast over fp32 weights; weights and gradients are communicated in fp32.
-        "bf16": {},
+        # DeepSpeed's own bf16 mode: weights and gradients in bf16, of which the optimizer has fp32 copies. Without it
+        # (precision.weights=fp32) bf16 is autocast. Empty, so that neither Accelerate nor the Trainer turns it on.
+        "bf16": {"enabled": True} if cfg.precision.copies else {},
         "fp16": {},
         "torch_autocast": {
-            "enabled": cfg.precision.kind == "bf16",
+            "enabled": cfg.precision.kind == "bf16" and not cfg.precision.copies,
             "dtype": "bfloat16",
             "lower_precision_safe_modules": [],
         },

@@ -76,7 +76,7 @@ class FlatRank(ZeroSteps):
         return Group(flat, own, group["params"][0], self.parts(weights, self.rank))
 
     def _master(self, own: torch.Tensor) -> torch.Tensor:
-        return own.clone()
+        return own.clone().float()
 
     # --- the backward pass ---
 
@@ -151,7 +151,7 @@ class FlatRank(ZeroSteps):
             group.sums = []
         scale, groups = self.scale(averaged), self.optimizer.param_groups
         for group, settings in zip(self.groups, groups):
-            group.master.grad = joined(averaged.pop(0))
+            group.master.grad = joined(averaged.pop(0)).to(group.master.dtype)
             if self.clip:
                 group.master.grad.mul_(scale)
             self.optimizer.param_groups = [settings]
@@ -170,7 +170,7 @@ class FlatRank(ZeroSteps):
         """Of the gradients what is this rank's, padded to its part."""
         found = [total.view(-1)[offset : offset + size] for total, (_, offset, size) in zip(group.sums, group.mine)]
         lacking = group.master.numel() - sum(len(part) for part in found)
-        return [*found, group.master.new_zeros(lacking)] if lacking else found
+        return [*found, group.own.new_zeros(lacking)] if lacking else found
 
 
 def trained(group: dict[str, Any]) -> Tensors:

@@ -20,7 +20,8 @@ class OffloadedRank(FlatRank):
         self.from_host = self.weights[0].new_zeros(max(weight.numel() for weight in self.weights))
         self.to_host = self.from_host.to(HOST, copy=True)
         self.gradients = [torch.zeros_like(group.master) for group in self.groups]
-        self.copies = [torch.zeros_like(group.master) for group in self.groups]  # of the weights, for the way back
+        # of the weights, for the way back
+        self.copies = [torch.zeros_like(group.own, device=HOST) for group in self.groups]
         self.earlier: dict[torch.Tensor, torch.Tensor] = {}  # sums of gradients, on the host
         self.micro_batch = 0
 
@@ -36,7 +37,7 @@ class OffloadedRank(FlatRank):
         super().backward(loss, **settings)
 
     def _master(self, own: torch.Tensor) -> torch.Tensor:
-        return own.clone().to(HOST, copy=True)
+        return own.clone().to(HOST, copy=True).float()
 
     def _keep(self, weight: torch.Tensor) -> None:
         assert weight.grad is not None
@@ -55,7 +56,7 @@ class OffloadedRank(FlatRank):
                 if each is weight:
                     part = gradient.narrow(0, offset, size)
                     self.norms.append(part.double().norm(2))
-                    gradients.narrow(0, place, size).copy_(part)
+                    gradients.narrow(0, place, size).copy_(part.to(gradients.dtype))
                 place += size
         weight.grad = None
 

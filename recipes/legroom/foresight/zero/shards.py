@@ -51,7 +51,7 @@ class ShardedRank(ZeroSteps):
                 flat = weights[0].new_empty(sum(sizes), device=at_rest)
                 for weight, part in zip(weights, flat.split(sizes)):
                     weight.ds_tensor = part  # type: ignore[attr-defined]
-                master = flat.to(HOST if self.offloads else device).clone().requires_grad_()
+                master = flat.to(HOST if self.offloads else device).clone().float().requires_grad_()
                 if self.offloads:
                     master.grad = self.gradients[master] = torch.zeros_like(master)
                     self.to_step.update(zip(weights, master.grad.split(sizes)))
@@ -62,7 +62,8 @@ class ShardedRank(ZeroSteps):
         trained = [weight for *_, weights in self.masters for weight in weights]
         sizes = [part_of(weight).numel() for weight in trained]
         self.buffer = part_of(trained[0]).new_empty(self.bucket, device=device)
-        self.kept = dict(zip(trained, self.masters[0][2].new_zeros(sum(sizes)).split(sizes)))
+        gradients = torch.zeros(sum(sizes), dtype=self.buffer.dtype, device=self.masters[0][2].device)
+        self.kept = dict(zip(trained, gradients.split(sizes)))
         model.register_forward_pre_hook(lambda *_: self.coordinator.begin_pass())
         for module in model.modules():
             self._follow(module)
@@ -152,7 +153,7 @@ class ShardedRank(ZeroSteps):
                 gradient = summed
             if self.offloads and self.accelerator.sync_gradients:
                 self.norms += [piece.double().norm(2) for piece in gradient.split(NORM_ELEMENTS)]
-                self.to_step[weight].copy_(gradient)
+                self.to_step[weight].copy_(gradient.to(self.to_step[weight].dtype))
             weight.grad = None
         self.waiting, self.elements = [], 0
 
@@ -170,7 +171,10 @@ class ShardedRank(ZeroSteps):
             dist.all_reduce(self.buffer.new_zeros(1))
         scale = 1.0 if self.offloads else self.scale([[self.kept[w] for w in weights] for *_, weights in self.masters])
         for group, flat, master, weights in self.masters:
-            master.grad = self.gradients[master] if self.offloads else joined([self.kept[weight] for weight in weights])
+            if self.offloads:
+                master.grad = self.gradients[master]
+            else:
+                master.grad = joined([self.kept[weight] for weight in weights]).to(master.dtype)
             master.grad.mul_(scale)
             group["params"] = [master]
             self.bare_step()

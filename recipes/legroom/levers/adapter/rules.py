@@ -75,8 +75,15 @@ CONFLICTS = (
     Conflict(
         "precision=fp8", "adapter=lora,qlora", ", whose layers stand in for the linear ones", "Choose precision=bf16."
     ),
-    Conflict("adapter=lora", "parallelism=fsdp_tp,zero,pipeline", " yet", INSTEAD),
-    Conflict("adapter=qlora", "parallelism=fsdp_tp,zero,pipeline", " yet", "Choose parallelism=fsdp, or ddp."),
+    Conflict("adapter=lora", "parallelism=fsdp_tp,pipeline", " yet", INSTEAD),
+    Conflict("adapter=qlora", "parallelism=fsdp_tp,pipeline", " yet", "Choose parallelism=fsdp, or ddp."),
+    Conflict("adapter=qlora", "parallelism.stage=3", " yet", "Type parallelism.stage=2, or choose parallelism=fsdp."),
+    Conflict(
+        "adapter.dora=true",
+        "parallelism.stage=3",
+        ", whose layers do not gather the weights that it reads",
+        "Type parallelism.stage=2.",
+    ),
     Conflict("adapter.bits=8", "parallelism=fsdp", ", which shards weights in 4 bits", "Type adapter.bits=4."),
     Conflict("adapter=qlora", "parallelism=dp", ", whose copies lose the scales", "Choose parallelism=ddp."),
     Conflict("adapter=qlora", "compile=true", "", "Choose adapter=lora, or leave compile out."),

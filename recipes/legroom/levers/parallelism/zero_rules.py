@@ -28,6 +28,12 @@ def problems(cfg: Config) -> list[str]:
             "precision=fp16: DeepSpeed clips gradients before it takes the loss scale out of them, and never "
             "lowers the scale under autocast. Choose precision=bf16, or parallelism=fsdp."
         )
+    types = cfg.precision
+    if types.kind == "bf16" and cfg.adapter.is_used and {types.base, types.weights, types.adapter} != {"bf16"}:
+        found.append(
+            "parallelism=zero keeps a base and an adapter in bf16 with precision=bf16, and fp32 copies of what is "
+            "trained. Leave precision.base, precision.weights and precision.adapter out."
+        )
     if cfg.precision.kind == "bf16_pure":
         found.append(
             "precision=bf16_pure: DeepSpeed keeps fp32 copies of the weights beside those in bf16. "

@@ -10,11 +10,13 @@ from legroom.options.hooks import PASSES, STEP, Conflict, Cost, Dimension, Lever
 
 def resolve(cfg: Config) -> list[str]:
     """Fill in the types that the option leaves open, and leave out those of parts that the model does not have."""
-    types = cfg.precision
-    types.weights = types.weights or types.usual_weights
+    types, zero = cfg.precision, cfg.parallelism.kind == "zero"
+    usual = "bf16" if zero and types.kind == "bf16" else types.usual_weights
+    types.weights = types.weights or usual
+    types.copies = "fp32" if zero and types.weights == "bf16" else None
     if cfg.adapter.is_used:
         types.base = types.base or {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[types.compute_dtype]
-        types.adapter = types.adapter or types.usual_weights
+        types.adapter = types.adapter or (types.weights if zero else types.usual_weights)
     else:
         types.base = types.adapter = None
     return []
@@ -24,7 +26,8 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     return {
         "fp16": cfg.precision.kind == "fp16",
-        "bf16": cfg.precision.autocast == "bf16",
+        # With fp32 copies it asks for DeepSpeed's bf16 mode, which is no autocast; an estimate has no DeepSpeed.
+        "bf16": cfg.precision.autocast == "bf16" and not (cfg.predicts and cfg.precision.copies),
         "tf32": cfg.precision.kind == "tf32" if cfg.target.on_gpu else None,
     }
 
@@ -40,6 +43,11 @@ def _type_problems(cfg: Config, given: Collection[str]) -> list[str]:
     for key in ("precision.base", "precision.adapter"):
         if key in given and not cfg.adapter.is_used:
             found.append(f"{key} is not used without an adapter. Type adapter=lora, or leave it out.")
+    if types.reduction and not cfg.parallelism.sharded:
+        found.append(
+            f"precision.reduction is not used by parallelism={cfg.parallelism.name}, which adds up gradients in their "
+            "own type. Choose parallelism=fsdp, or leave it out."
+        )
     allowed = ("fp32", types.autocast) if types.autocast else ("bf16",)
     if types.kind in ("fp16", "bf16", "bf16_pure") and types.base is not None and types.base not in allowed:
         found.append(
@@ -83,7 +91,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
         "bf16_pure": Cost.LOW_PRECISION_WEIGHTS if has_bf16 else None,
     }
     parts = {"fp16": (PASSES,), "bf16": (PASSES,), "bf16_pure": (STEP,)}
-    if cfg.adapter.is_used:  # frozen weights are most of what is held at any time
+    if cfg.adapter.is_used or cfg.parallelism.kind == "zero":  # weights of 16 bits are held at any time
         parts = dict.fromkeys(costs, (PASSES, STEP))
     return [Lever(f"precision={option}", cost, parts[option]) for option, cost in costs.items() if option != kind]
 
