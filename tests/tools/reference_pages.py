@@ -143,6 +143,7 @@ def _types(overrides: str, elsewhere: str) -> tuple[str, ...]:
     """A row of docs/types.md."""
     ranks = ["parallelism.num_processes=2"] if "parallelism=" in overrides else []
     cfg, *_ = compose(ROOT / "conf", "recipe=estimate", "gpu=h100_80gb", *ranks, *overrides.split())
+    assert cfg is not None, "the line composes"
     types, adapter = cfg.precision, cfg.adapter
     base = types.base or ""
     if adapter.bits:
