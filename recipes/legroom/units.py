@@ -40,6 +40,11 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:.{max(0, decimals)}f}"
 
 
+def plural(count: int, noun: str) -> str:
+    """'1 step', '2 steps'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def two_digits(value: float) -> str:
     """330 for 327.4, 4.1 for 4.13."""
     return number(float(f"{max(value, 0):.1e}"), 2)

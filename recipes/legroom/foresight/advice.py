@@ -38,11 +38,13 @@ def untried(cfg: Config, phase: str = "") -> str:
     phase: where memory ran out. In the optimizer's step no activation is alive, so a lever that only makes activations
     smaller is not named; nor is it for an evaluation, whose batch comes first.
     """
-    # An evaluation holds weights and optimizer states beside its batch, and keeps no activations.
-    of_phase = "step" if phase == EVAL else phase
-    levers = [lever for lever in hooks.memory_levers(cfg, of_phase) if lever.cost is not None]
-    levers.sort(key=lambda lever: lever.cost or Cost.NO_SPEED)
-    names = [lever.overrides for lever in levers]
+    if phase == EVAL:  # it holds weights and optimizer states beside its batch, and keeps no activations
+        levers = hooks.memory_levers(cfg, "step")
+    else:
+        levers = hooks.memory_levers(cfg, phase)
+    by_cost = [(lever.cost, lever.overrides) for lever in levers if lever.cost is not None]
+    by_cost.sort(key=lambda pair: pair[0])
+    names = [overrides for _, overrides in by_cost]
     if phase == EVAL and cfg.eval.batch > 1:
         names.insert(0, f"eval.batch={cfg.eval.batch // 2}")
     if not names:
@@ -59,58 +61,75 @@ def hint(cfg: Config, outcome: Record, trials: Trials | None = None) -> str:
     cfg: resolved. outcome: the record of its estimate, which gets a warning where the search ends early: because time
     is up, or by Ctrl-C.
     """
-    trials = trials or Trials(outcome)
+    if trials is None:
+        trials = Trials(outcome)
     try:
-        return _hint(cfg, outcome, trials)
+        return _whole_hint(cfg, outcome, trials)
     except (TimeIsUp, KeyboardInterrupt) as error:
-        by_time = f"after {trials.seconds:g} s (estimate.hint_seconds={5 * trials.seconds:g} searches longer)"
-        why = "by Ctrl-C" if isinstance(error, KeyboardInterrupt) else by_time
+        if isinstance(error, KeyboardInterrupt):
+            why = "by Ctrl-C"
+        else:
+            why = f"after {trials.seconds:g} s (estimate.hint_seconds={5 * trials.seconds:g} searches longer)"
         outcome.warnings.append(f"the search for what would make it fit was ended {why}: {trials.progress} were tried.")
         if trials.fitting:
-            return f"Tried so far, and fits: {'; or '.join(map(str, trials.fitting))}."
-        return f"Nothing that was tried so far fits. {untried(cfg, outcome.error.phase if outcome.error else '')}"
+            return f"Tried so far, and fits: {'; or '.join(str(trial) for trial in trials.fitting)}."
+        phase = outcome.error.phase if outcome.error is not None else ""
+        return f"Nothing that was tried so far fits. {untried(cfg, phase)}"
 
 
-def _hint(cfg: Config, outcome: Record, trials: Trials) -> str:
-    smaller = _smaller_evaluation(cfg, trials) if _lacks_for_evaluation(outcome) else None
+def _whole_hint(cfg: Config, outcome: Record, trials: Trials) -> str:
+    """`hint` with as much time as it takes: the evaluation's batch first, if that is what lacks room."""
+    smaller = None
+    if _lacks_for_evaluation(outcome):
+        smaller = _smaller_evaluation(cfg, trials)
     if smaller is None:
-        return _of_step(cfg, trials)
+        return _hint_for_step(cfg, trials)
     if smaller.fits:
         return f"Tried: {trials.note(smaller)}. {SAME_SCORES}"
     with trials.beside(smaller.changes):  # the step lacks room too
-        return f"{_of_step(host.configuration(smaller.record.config), trials)} {SAME_SCORES}"
+        return f"{_hint_for_step(host.configuration(smaller.record.config), trials)} {SAME_SCORES}"
 
 
-def _of_step(cfg: Config, trials: Trials) -> str:
+def _hint_for_step(cfg: Config, trials: Trials) -> str:
     """What makes a step fit, in a sentence."""
     from legroom.foresight.search.adviser import GPUS, Adviser
 
+    device = cfg.gpu.device_name
     adviser = Adviser(cfg, trials)
-    found, device = adviser.found(), f"{cfg.gpu.device_name}"
-    if not found:
+    fitting = adviser.found()
+    if not fitting:
         nothing = f"Tried: nothing fits {device}, nor {GPUS[-1]} of them."
         if adviser.refused:  # may fit once what refuses it is not typed
             refused = " ".join(adviser.refused)
             return f"{nothing} Not tried, because it is refused: {refused} Or choose a smaller model or a larger GPU."
         return f"{nothing} Choose a smaller model or a larger GPU."
-    said = [_said(cfg, adviser, trial) for trial in found]
-    first = adviser.levers[found[0].changes]
-    alone = config.from_dict(found[0].record.config).parallelism.world_size == cfg.parallelism.world_size
-    changes = any(lever.changes_mathematics for lever in first)
-    nothing = f"nothing that computes the same fits {device}. " * (changes or not alone)
-    return f"Tried: {nothing}{' '.join(said)}"
+    best = fitting[0]
+    takes_more_gpus = config.from_dict(best.record.config).parallelism.world_size != cfg.parallelism.world_size
+    changes_mathematics = any(lever.changes_mathematics for lever in adviser.levers[best.changes])
+    sentences = [_sentence(cfg, adviser, trial) for trial in fitting]
+    if takes_more_gpus or changes_mathematics:
+        sentences.insert(0, f"nothing that computes the same fits {device}.")
+    return f"Tried: {' '.join(sentences)}"
 
 
-def _said(cfg: Config, adviser: Adviser, trial: Trial) -> str:
+def _sentence(cfg: Config, adviser: Adviser, trial: Trial) -> str:
     """A sentence about what fits: on how many GPUs, and what it changes."""
     from legroom.foresight.search.adviser import effective_batch
 
-    made, levers = config.from_dict(trial.record.config), adviser.levers[trial.changes]
-    count, batch = made.parallelism.world_size, effective_batch(made)
-    fits = f"{count} of these GPUs do: {trial}" if count != cfg.parallelism.world_size else f"{trial} fits"
-    notes = [f"the effective batch is {batch}"] * (batch != adviser.effective)
-    notes += [CHANGES[lever.cost] for lever in levers if lever.cost is not None and lever.cost in CHANGES]
-    return f"{fits}{'; ' * bool(notes)}{', '.join(notes) or ', and computes the same'}."
+    changed = config.from_dict(trial.record.config)
+    gpus = changed.parallelism.world_size
+    fits = f"{trial} fits"
+    if gpus != cfg.parallelism.world_size:
+        fits = f"{gpus} of these GPUs do: {trial}"
+    notes = []
+    batch = effective_batch(changed)
+    if batch != adviser.effective:
+        notes.append(f"the effective batch is {batch}")
+    costs = [lever.cost for lever in adviser.levers[trial.changes]]
+    notes += [CHANGES[cost] for cost in costs if cost is not None and cost in CHANGES]
+    if not notes:
+        return f"{fits}, and computes the same."
+    return f"{fits}; {', '.join(notes)}."
 
 
 def _lacks_for_evaluation(outcome: Record) -> bool:

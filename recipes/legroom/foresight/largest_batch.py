@@ -21,8 +21,10 @@ def largest(cfg: Config, folder: str) -> dict[str, Any]:
     outcomes: dict[int, tuple[Record, Estimate]] = {}
 
     def fits(size: int) -> bool:
-        tried, outcome = copy.deepcopy(cfg), Record("estimate", [], {}, "", {})
-        tried.batch.per_device, tried.accumulation.steps = size, effective // size
+        outcome = Record("estimate", [], {}, "", {})
+        tried = copy.deepcopy(cfg)
+        tried.batch.per_device = size
+        tried.accumulation.steps = effective // size
         capacity = prediction.allocator_bytes(tried)
         prediction.fill(tried, outcome, simulation.simulate_step(tried, folder, capacity, draw_lengths=True))
         assert outcome.estimate is not None, "on a CPU accumulation=auto is refused"
@@ -32,29 +34,37 @@ def largest(cfg: Config, folder: str) -> dict[str, Any]:
     low = bisect.bisect_left(divisors, True, key=lambda size: not fits(size))  # the number of divisors that fit
     if low == 0:
         return {"refused": _why_none(cfg, *outcomes[1])}
-    batch, steps = divisors[low - 1], effective // divisors[low - 1]
-    larger = f", and {_why_not(divisors[low], outcomes[divisors[low]][1])}" if low < len(divisors) else ""
+    batch = divisors[low - 1]
+    _, estimate = outcomes[batch]
     reason = (
-        f"batch.per_device={batch} in {steps} step{'s' * (steps > 1)}, the largest that is predicted to fit "
-        f"{cfg.gpu.device_name}. {units.size(outcomes[batch][1].margin_bytes)} stay free{larger}."
+        f"batch.per_device={batch} in {units.plural(effective // batch, 'step')}, the largest that is predicted to fit "
+        f"{cfg.gpu.device_name}. {units.size(estimate.margin_bytes)} stay free"
     )
-    return {"batch": batch, "reason": reason}
+    if low < len(divisors):
+        larger = divisors[low]
+        reason += f", and {_why_not(larger, outcomes[larger][1])}"
+    return {"batch": batch, "reason": f"{reason}."}
 
 
 def _why_none(cfg: Config, outcome: Record, estimate: Estimate) -> str:
-    margin, kept = estimate.margin_bytes, units.size(estimate.kept_bytes or 0)
+    """Why not even a batch of 1 fits."""
     if outcome.error is not None and outcome.error.phase == "eval":
         return f"with any batch {outcome.error.message} {outcome.error.hint}"
-    free = f"{units.size(margin)} stay free, and {kept} are to (estimate.margin={cfg.estimate.margin})"
+    left = estimate.margin_bytes
+    if left < 0:
+        why = f"{units.size(-left)} missing"
+    else:
+        kept = units.size(estimate.kept_bytes or 0)
+        why = f"{units.size(left)} stay free, and {kept} are to (estimate.margin={cfg.estimate.margin})"
     return (
-        f"not even batch.per_device=1 fits {cfg.gpu.device_name}; "
-        f"{free if margin >= 0 else f'{units.size(-margin)} missing'}. "
+        f"not even batch.per_device=1 fits {cfg.gpu.device_name}; {why}. "
         f"{invocation.command('fit')} searches for what fits."
     )
 
 
 def _why_not(batch: int, estimate: Estimate) -> str:
-    left, kept = estimate.margin_bytes, units.size(estimate.kept_bytes or 0)
+    """Why a larger batch does not fit."""
+    left = estimate.margin_bytes
     if left < 0:
         return f"{batch} would miss by {units.size(-left)}"
-    return f"{batch} would leave {units.size(left)}, where {kept} are kept free"
+    return f"{batch} would leave {units.size(left)}, where {units.size(estimate.kept_bytes or 0)} are kept free"

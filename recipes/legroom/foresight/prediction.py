@@ -49,7 +49,8 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
             evaluation_memory.judge(cfg, outcome, allocator_bytes(cfg), needs, alone)
     else:
         outcome.warnings.append(NO_CPU_TIME)
-    outcome.status = outcome.status if outcome.status == "oom" else "ok"
+    if outcome.status != "oom":
+        outcome.status = "ok"
     memory.per_rank = [memory.of_rank(simulated.rank)]
 
 
@@ -99,28 +100,37 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
                 f"{units.size(demand.peak_reserved_bytes)} are needed beside the context, and the limit "
                 f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {units.size(capacity)}"
             )
-        said = f"it would not fit: {needed}. {units.size(demand.missing_bytes)} are missing."
-        said += " That is of the step as written, without compile=true." if cfg.compile else ""
-        outcome.error = Error(memory.peak_phase or "step", "PredictedOutOfMemory", said)
+        message = f"it would not fit: {needed}. {units.size(demand.missing_bytes)} are missing."
+        if cfg.compile:
+            message += " That is of the step as written, without compile=true."
+        outcome.error = Error(memory.peak_phase or "step", "PredictedOutOfMemory", message)
 
 
 def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: UnevenLengths) -> None:
     """What batches of different lengths make of the reserved memory; a step that would not fit then is tight."""
     demands = lengths.demands
-    estimate.lengths_steps, estimate.releases = lengths.drawn.steps, max(demand.releases for demand in demands)
+    estimate.lengths_steps = lengths.drawn.steps
+    estimate.releases = max(demand.releases for demand in demands)
     estimate.lacking_bytes = lengths.drawn.lacking_bytes
     needed = outcome.memory.peak_reserved_bytes or 0  # every order has the longest rows sooner or later
     shown = [max(needed, min(demand.peak_reserved_bytes, demand.capacity_bytes)) for demand in demands]
     estimate.shown_reserved_bytes = statistics.median_low(shown)
-    estimate.shown_reserved_low_bytes, estimate.shown_reserved_high_bytes = min(shown), max(shown)
+    estimate.shown_reserved_low_bytes = min(shown)
+    estimate.shown_reserved_high_bytes = max(shown)
     estimate.free_reserved_bytes = max(needed, *(demand.peak_reserved_bytes for demand in lengths.drawn.free_demands))
     estimate.expandable_reserved_bytes = lengths.expandable_demand.peak_reserved_bytes
     estimate.padding_share = lengths.drawn.padding
-    tight = ""
+    sentences = []
     missing = max(demand.missing_bytes for demand in demands)
     if missing and estimate.verdict == FITS:
-        estimate.fits, estimate.verdict = False, TIGHT
-        tight = f" {units.size(missing)} would be missing in the worst order of the batches: tight."
+        estimate.fits = False
+        estimate.verdict = TIGHT
+        sentences.append(f"{units.size(missing)} would be missing in the worst order of the batches: tight.")
+    if estimate.lacking_bytes and estimate.kept_bytes:
+        sentences.append(
+            f"On a GPU with just what the longest need, {units.size(estimate.lacking_bytes)} would be missing in "
+            "the worst order: they are part of the margin."
+        )
     saved = estimate.shown_reserved_high_bytes - estimate.expandable_reserved_bytes
     hints = []
     if saved > 0:
@@ -131,25 +141,26 @@ def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: Une
             f"{lengths.drawn.padding:.0%} of the positions are padding, which data.packing (language modelling)"
             f"{grouped} would spare"
         )
-    if estimate.lacking_bytes and estimate.kept_bytes:
-        tight += (
-            f" On a GPU with just what the longest need, {units.size(estimate.lacking_bytes)} would be missing in "
-            "the worst order: they are part of the margin."
-        )
-    back = estimate.releases
-    times = f"is given back up to {back} time{'s' * (back > 1)}" if back else "is never given back"
-    outcome.warnings.append(
+    if hints:
+        sentences.append(f"{'; '.join(hints)}.")
+    given_back = "is never given back"
+    if estimate.releases:
+        given_back = f"is given back up to {units.plural(estimate.releases, 'time')}"
+    first = (
         f"batches of different lengths {_growth(needed, shown)}; in {lengths.drawn.steps} steps cached memory "
-        f"{times} to make room.{tight}{' ' * bool(hints)}{'; '.join(hints)}{'.' * bool(hints)}"
+        f"{given_back} to make room."
     )
+    outcome.warnings.append(" ".join([first, *sentences]))
 
 
 def _growth(needed: int, shown: list[int]) -> str:
     """What batches of different lengths make of the reserved bytes that the longest need. shown: of each order."""
     if max(shown) == needed:
         return f"do not fragment the cache here: it stays at the {units.size(needed)} that the longest need"
-    least, most = (units.size(each(shown)) for each in (min, max))
-    spread = f"{least} to {most} reserved, by" if least != most else f"{most} reserved, whatever"
+    least, most = units.size(min(shown)), units.size(max(shown))
+    spread = f"{most} reserved, whatever"
+    if least != most:
+        spread = f"{least} to {most} reserved, by"
     return (
         f"fragment the cache: {units.size(needed)} are needed for the longest, and the device will show "
         f"{spread} the order of the batches ({len(shown)} were tried)"
@@ -158,26 +169,29 @@ def _growth(needed: int, shown: list[int]) -> str:
 
 def _why_tight(cfg: Config, share: float, estimate: Estimate, releases: int) -> str:
     """Why a step that is predicted to run is not said to fit. share: of the reserved memory, that is to stay free."""
-    compiled_again = share > (cfg.estimate.margin or 0.0)
-    released = lacking = ""
-    if releases:
-        released = f" Cached memory is given back {releases} time{'s' * (releases > 1)} to make room, which takes time."
+    reasons = f"{share:.3g} of the reserved memory, estimate.margin"
+    if share > (cfg.estimate.margin or 0.0):
+        reasons = f"{share:.3g} of the reserved memory, as compiled"
     if estimate.lacking_bytes:
-        lacking = f", and {units.size(estimate.lacking_bytes)} for batches of different lengths"
-    return (
+        reasons += f", and {units.size(estimate.lacking_bytes)} for batches of different lengths"
+    text = (
         f"tight: {units.size(estimate.margin_bytes)} stay free, and what is predicted may be too little by "
-        f"{units.size(estimate.kept_bytes or 0)} ({share:.3g} of the reserved memory, "
-        f"{'as compiled' if compiled_again else 'estimate.margin'}{lacking}). It may run out of memory.{released}"
+        f"{units.size(estimate.kept_bytes or 0)} ({reasons}). It may run out of memory."
     )
+    if releases:
+        text += f" Cached memory is given back {units.plural(releases, 'time')} to make room, which takes time."
+    return text
 
 
 def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate: Estimate) -> None:
-    speed, ranks = outcome.speed, cfg.parallelism.world_size
-    used = outcome.memory.peak_reserved_bytes or 0
-    homeless = max(0, used + simulated.paged_bytes - allocator_bytes(cfg))
-    paging = roofline.Paging(simulated.paged_bytes, min(homeless, simulated.paged_bytes))
-    how = roofline.predict_compiled if cfg.compile else roofline.predict
-    predict = functools.partial(how, paging=paging, beside_frozen=simulated.beside_frozen)
+    """The predicted times of a step, and the speeds that follow from them."""
+    speed = outcome.speed
+    ranks = cfg.parallelism.world_size
+    reserved = outcome.memory.peak_reserved_bytes or 0
+    without_room = max(0, reserved + simulated.paged_bytes - allocator_bytes(cfg))
+    paging = roofline.Paging(simulated.paged_bytes, min(without_room, simulated.paged_bytes))
+    model = roofline.predict_compiled if cfg.compile else roofline.predict
+    predict = functools.partial(model, paging=paging, beside_frozen=simulated.beside_frozen)
     predicted = predict(simulated.tally, cfg.gpu, cfg.precision.kind, ranks)
     _enter_times(cfg, outcome, simulated, predicted)
     if simulated.first_steps is not None:
@@ -195,19 +209,21 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
 def _enter_times(cfg: Config, outcome: Record, simulated: SimulatedStep, predicted: roofline.Prediction) -> None:
     speed = outcome.speed
     speed.step_seconds_median = predicted.step_seconds
-    speed.step_seconds_low, speed.step_seconds_high = predicted.low_seconds, predicted.high_seconds
+    speed.step_seconds_low = predicted.low_seconds
+    speed.step_seconds_high = predicted.high_seconds
     speed.bound_by = predicted.bound_by
     speed.samples_per_second = simulated.samples / predicted.step_seconds
     speed.tokens_per_second = simulated.tokens / predicted.step_seconds
-    ranks = max(cfg.parallelism.replicas, cfg.parallelism.world_size)
-    speed.model_flops_per_step = simulated.model_flops and simulated.model_flops * ranks
+    if simulated.model_flops is not None:
+        ranks = max(cfg.parallelism.replicas, cfg.parallelism.world_size)
+        speed.model_flops_per_step = simulated.model_flops * ranks
 
 
 def notes(cfg: Config) -> list[str]:
     """The assumptions behind the figures, a line each."""
     if cfg.target.gpu is None:
         return []
-    lines, machines = [], cfg.gpu.machines or 1
+    lines = []
     if cfg.gpu.is_amd:
         lines.append(
             f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are assumed to be CUDA's on an "
@@ -220,10 +236,10 @@ def notes(cfg: Config) -> list[str]:
         )
     if cfg.parallelism.world_size > 1:
         source = {"measured": "measured", "published": "published for two A100"}.get(cfg.gpu.nccl_from, "assumed")
-        lines.append(
-            f"NCCL's buffers on each GPU are counted as {units.size(nccl_bytes(cfg))} ({source}; gpu.nccl_bytes)"
-            f"{'; what it takes for the network between machines is not known' if machines > 1 else ''}."
-        )
+        buffers = f"NCCL's buffers on each GPU are counted as {units.size(nccl_bytes(cfg))} ({source}; gpu.nccl_bytes)"
+        if (cfg.gpu.machines or 1) > 1:
+            buffers += "; what it takes for the network between machines is not known"
+        lines.append(f"{buffers}.")
     if cfg.parallelism.steps_on_host:
         key = "cpu_offload=true" if cfg.parallelism.cpu_offload else f"offload={cfg.parallelism.offload}"
         lines.append(

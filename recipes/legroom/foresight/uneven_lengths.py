@@ -152,7 +152,10 @@ def _lacking(orders: list[list[allocator.Request]], needed_bytes: int, most_byte
     low, high = 0, most_bytes
     while high - low > LACKING_PRECISION * needed_bytes:
         middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
+        if suffices(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -171,13 +174,16 @@ def step(loop: Any, trace: OpTrace, batches: list[Any]) -> int:
 def _orders(count: int) -> list[list[int]]:
     """Orders of `count` steps, each of which comes ROUNDS times. All begin with step 0."""
     chance = random.Random(0)
-    found = []
+    orders = []
     for number in range(ORDERS):
-        order = list(range(count)) if number == 0 else [0, *chance.sample(range(1, count), count - 1)]
+        if number == 0:
+            order = list(range(count))
+        else:
+            order = [0, *chance.sample(range(1, count), count - 1)]
         for _ in range(ROUNDS - 1):
             order += chance.sample(range(count), count)
-        found.append(order)
-    return found
+        orders.append(order)
+    return orders
 
 
 def _positions(batch: Batch) -> int:
@@ -188,11 +194,10 @@ def _positions(batch: Batch) -> int:
 def replay(drawn: DrawnSteps, capacity_bytes: int, settings: Settings) -> UnevenLengths:
     """What the drawn steps ask of an allocator."""
     expandable = Settings(expandable_segments=True, memory_fraction=settings.memory_fraction)
-    demands = [
-        # Below the capacity it has no effect.
-        replace(demand, capacity_bytes=capacity_bytes)
-        if demand.peak_reserved_bytes <= capacity_bytes
-        else allocator.replay(events, capacity_bytes, settings)
-        for demand, events in zip(drawn.free_demands, drawn.orders)
-    ]
+    demands = []
+    for demand, events in zip(drawn.free_demands, drawn.orders):
+        if demand.peak_reserved_bytes <= capacity_bytes:  # then a limit changes nothing
+            demands.append(replace(demand, capacity_bytes=capacity_bytes))
+        else:
+            demands.append(allocator.replay(events, capacity_bytes, settings))
     return UnevenLengths(drawn, demands, allocator.replay(drawn.orders[0], capacity_bytes, expandable))

@@ -42,24 +42,30 @@ def follow(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], resul
     values = {id(tensor): value_of(tensor) for tensor in tensors}
     name = op_name(func)
     random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
-    made: list[Any] = [result] if isinstance(result, torch.Tensor) else list(result)
-    if name in _OVERWRITES and values.get(id(args[0]), args) is None and made[0].numel() <= MAX_ELEMENTS:
+    results: list[Any] = [result] if isinstance(result, torch.Tensor) else list(result)
+    if name in _OVERWRITES and values.get(id(args[0]), args) is None and results[0].numel() <= MAX_ELEMENTS:
         values[id(args[0])] = torch.empty(args[0].shape, dtype=args[0].dtype)
-    if random or any(value is None for value in values.values()) or sum(one.numel() for one in made) > MAX_ELEMENTS:
-        for one in made:
-            found = None if random else _decided(func, args, values, one)
-            if found is None and values.get(id(one)) is not None:  # written over: so are all views of it
-                values[id(one)].untyped_storage().is_unknown = True  # type: ignore[union-attr]
-            one.known_value = found
+    is_large = sum(each.numel() for each in results) > MAX_ELEMENTS
+    if random or is_large or any(value is None for value in values.values()):
+        for each in results:
+            known = None if random else _decided(func, args, values, each)
+            if known is None and values.get(id(each)) is not None:  # written over: so are all views of it
+                values[id(each)].untyped_storage().is_unknown = True  # type: ignore[union-attr]
+            each.known_value = known
         return
     on_host = functools.partial(replace_tensors, replacements=values)
-    host_kwargs = {name: torch.device("cpu") if name == "device" else on_host(value) for name, value in kwargs.items()}
+    host_args = [on_host(value) for value in args]
+    host_kwargs = {name: on_host(value) for name, value in kwargs.items()}
+    if "device" in kwargs:
+        host_kwargs["device"] = torch.device("cpu")
     try:
-        found = func(*map(on_host, args), **host_kwargs)
+        known = func(*host_args, **host_kwargs)
     except NotImplementedError:  # the GPU alone has it for this type: histc of integers
-        found = [None] * len(made)
-    for one, value in zip(made, [found] if isinstance(found, torch.Tensor) else found):
-        one.known_value = value
+        known = [None] * len(results)
+    if isinstance(known, torch.Tensor):
+        known = [known]
+    for each, value in zip(results, known):
+        each.known_value = value
 
 
 def _decided(func: Any, args: Any, values: dict[int, Any], result: torch.Tensor) -> torch.Tensor | None:
@@ -67,9 +73,11 @@ def _decided(func: Any, args: Any, values: dict[int, Any], result: torch.Tensor)
     number = _DECIDED_BY.get(op_name(func).removesuffix("_"))
     if number is None or (number and result.dtype != torch.bool) or result.numel() > MAX_ELEMENTS:
         return None
-    known = [values[id(one)] if isinstance(one, torch.Tensor) else torch.tensor(one) for one in args[:2]]
-    alike = any(one is not None and one.numel() and bool(((one != 0) == number).all()) for one in known)
-    return torch.full(result.shape, number, dtype=result.dtype) if alike else None
+    for operand in args[:2]:
+        known = values[id(operand)] if isinstance(operand, torch.Tensor) else torch.tensor(operand)
+        if known is not None and known.numel() and bool(((known != 0) == number).all()):
+            return torch.full(result.shape, number, dtype=result.dtype)
+    return None
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -112,7 +120,9 @@ def read(tensor: Any, warnings: dict[str, None]) -> bool | int | float:
     if known is not None:
         return known.item()
     warnings[f"the step reads a number from the device ({reader()}), and it is taken as 1."] = None
-    return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+    if tensor.dtype == torch.bool:
+        return True
+    return 1.0 if tensor.is_floating_point() else 1
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -125,5 +135,9 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def reader(stack: list[traceback.FrameSummary] | None = None) -> str:
     """The line of a library or a model that reads the device: file:line. stack: by default that of this moment."""
-    frames = [frame for frame in stack or traceback.extract_stack() if not frame.filename.startswith(_OWN_FOLDERS)]
-    return f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"
+    if stack is None:
+        stack = traceback.extract_stack()
+    for frame in reversed(stack):
+        if not frame.filename.startswith(_OWN_FOLDERS):
+            return f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno}"
+    return "?"

@@ -148,12 +148,13 @@ class OpTrace:
 
     def _end_ledger_step(self) -> None:
         moved = self.ledger.end_step()
-        self.workspaces = [
-            replace(workspace, index=workspace.index + sum(index >= workspace.index for index in moved))
-            if workspace.index >= self.log.step_start
-            else workspace
-            for workspace in self.workspaces
-        ]
+        workspaces = []
+        for workspace in self.workspaces:
+            if workspace.index >= self.log.step_start:
+                later = [index for index in moved if index >= workspace.index]
+                workspace = replace(workspace, index=workspace.index + len(later))
+            workspaces.append(workspace)
+        self.workspaces = workspaces
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Count a tensor that is on the device without being used."""
@@ -172,10 +173,16 @@ class OpTrace:
         Micro-batches that were not run count as the last one; where three were run, as the second: the last alone sends
         gradients to the other ranks.
         """
-        repeated = self.passes[1 if len(self.passes) == 3 else -1] if self.passes else None
+        repeated = None
+        if len(self.passes) == 3:
+            repeated = self.passes[1]
+        elif self.passes:
+            repeated = self.passes[-1]
         whole = Tally()
         for tally in (self.tally, *self.passes):
-            times = 1 + (micro_batches - len(self.passes)) * (tally is repeated)
+            times = 1
+            if tally is repeated:
+                times += micro_batches - len(self.passes)
             for sums, parts in ((whole.counts, tally.counts), (whole.places, tally.places)):
                 for phase, counts in parts.items():
                     into = sums.setdefault(phase, Counter())

@@ -54,22 +54,30 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
     num_processes: ranks of all machines, which exchange over their links. Where nothing is computed meanwhile, they
     are as a single collective, which overlaps with nothing.
     """
-    count, seconds, machine_seconds = 0, 0.0, 0.0
+    count = 0
+    seconds = 0.0
+    machine_seconds = 0.0
     for operation, times in tally.operations():
         if operation.kind != COLLECTIVE or awaited != is_awaited(operation):
             continue
-        took, bound_by = collective_seconds(operation, gpu, num_processes, reached)
-        count, seconds = count + times, seconds + times * took
-        machine_seconds += times * took * (bound_by == BY_MACHINE_LINK)
+        each_seconds, bound_by = collective_seconds(operation, gpu, num_processes, reached)
+        count += times
+        seconds += times * each_seconds
+        if bound_by == BY_MACHINE_LINK:
+            machine_seconds += times * each_seconds
+    if tally.waits:
+        count = 1
     slowest = FEWEST_LANES if lanes_are_assumed(gpu) else 1.0
-    return Transfers(1 if tally.waits else count, seconds, machine_seconds, slowest)
+    return Transfers(count, seconds, machine_seconds, slowest)
 
 
 def lanes_are_assumed(gpu: Gpu) -> bool:
     """Whether consumer cards are linked by the slots of a board, of which only the sheet's rate is known."""
-    listed = gpu_specs.find(gpu.device_name, gpu.memory_bytes)
-    typed = listed is not None and listed["link_gb_per_second"] != gpu.link_gb_per_second
-    return gpu.link == "pcie" and CONSUMER in (gpu.device_name or "") and not typed
+    if gpu.link != "pcie" or CONSUMER not in (gpu.device_name or ""):
+        return False
+    card = gpu_specs.find(gpu.device_name, gpu.memory_bytes)
+    is_typed = card is not None and card["link_gb_per_second"] != gpu.link_gb_per_second
+    return not is_typed
 
 
 def is_awaited(operation: Operation) -> bool:
@@ -89,8 +97,9 @@ def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reach
     ranks, stride = operation.shape or (num_processes, 1)
     if ranks == 1:
         return 0.0, BY_LINK
-    all_reduce = "allreduce" in operation.name or "all_reduce" in operation.name
-    steps = (ranks - 1) * (2 if all_reduce else 1)
+    steps = ranks - 1
+    if "allreduce" in operation.name or "all_reduce" in operation.name:
+        steps *= 2
     sent = steps / ranks * operation.bytes
     rate, bound_by = _bytes_per_second(ranks, stride, gpu, num_processes, reached)
     if operation.name.startswith("recv"):  # a message from one rank; what it sends itself goes the other way
@@ -109,12 +118,13 @@ def _bytes_per_second(
     A ring enters and leaves each machine once. NCCL makes several, through as many network cards, so that a group has
     its ranks' part of the machine's network; and to the network its GPUs' links to the host have to carry them.
     """
-    here, members = num_processes // (gpu.machines or 1), _members(ranks, stride, gpu, num_processes)
+    ranks_per_machine = num_processes // (gpu.machines or 1)
+    members = _members(ranks, stride, gpu, num_processes)
     inside = gpu.link_gb_per_second * reached.link
     if members == ranks or gpu.machine_link_gb_per_second is None:
         return inside * 1e9, BY_LINK
     to_others = min(
-        gpu.machine_link_gb_per_second * members / here * MACHINE_LINK,
+        gpu.machine_link_gb_per_second * members / ranks_per_machine * MACHINE_LINK,
         gpu.host_link_gb_per_second * members * HOST_LINK,
     )
     if members > 1 and inside <= to_others:
@@ -141,10 +151,11 @@ def host_copy_seconds(size_bytes: float, gpu: Gpu) -> float:
     return size_bytes / (gpu.host_link_gb_per_second * 1e9 * HOST_LINK)
 
 
-def notes(found: Transfers, gpu: Gpu, num_processes: int) -> list[str]:
+def notes(sent: Transfers, gpu: Gpu, num_processes: int) -> list[str]:
     """What is assumed of the links between ranks, a line each."""
-    lines, machines = [], gpu.machines or 1
-    if num_processes > machines and found.collectives and lanes_are_assumed(gpu):
+    lines = []
+    machines = gpu.machines or 1
+    if num_processes > machines and sent.collectives and lanes_are_assumed(gpu):
         lines.append(
             f"speed: {gpu.link_gb_per_second:g} GB/s between the GPUs are those of sixteen lanes of PCIe, assumed. "
             "GeForce cards have no peer-to-peer, and slots often eight or four lanes, as the interval has. Type "
@@ -160,6 +171,6 @@ def notes(found: Transfers, gpu: Gpu, num_processes: int) -> list[str]:
             f"speed: the network of {machines} machines carries {MACHINE_LINK:.0%} of "
             f"{gpu.machine_link_gb_per_second or 0:g} GB/s (gpu.machine_link_gb_per_second), assumed; published are "
             f"{MACHINE_LINK_WORST:.0%} to {MACHINE_LINK_BEST:.0%}. Collectives that it limits take "
-            f"{found.machine_seconds * 1000:,.3g} ms a step, at the same time as the computation."
+            f"{sent.machine_seconds * 1000:,.3g} ms a step, at the same time as the computation."
         )
     return lines

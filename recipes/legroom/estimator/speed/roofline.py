@@ -100,62 +100,77 @@ def predict(
     """
     reached = reached or efficiencies.of_gpu(gpu)
     by_kind: dict[str, float] = defaultdict(float)  # seconds
-    arithmetic_seconds = passes_seconds = 0.0
+    arithmetic_seconds = 0.0
+    passes_seconds = 0.0
     for phase, counts in tally.counts.items():
         for operation, times in counts.items():
             if operation.kind == ops.COLLECTIVE:
                 continue
             seconds = times * device_seconds(operation, gpu, precision, reached)
             by_kind[operation.kind] += seconds
-            passes_seconds += seconds * (phase != OPTIMIZER_PHASE)
+            if phase != OPTIMIZER_PHASE:
+                passes_seconds += seconds
             if operation.flops and is_arithmetic(operation, gpu, precision, reached):
                 arithmetic_seconds += seconds
     if paging.homeless_bytes:
         by_kind[ops.HOST_COPY] += links.host_copy_seconds(2 * paging.bytes, gpu)
     waited = links.transfers(tally, gpu, num_processes, reached, awaited=True)
     by_kind[ops.COLLECTIVE] = waited.seconds
-    device, copying = sum(by_kind.values()), by_kind[ops.HOST_COPY]
-    housed_bytes = paging.bytes - paging.homeless_bytes if paging.homeless_bytes else 0
-    least = copying - links.host_copy_seconds(2 * housed_bytes, gpu)
-    error, computing = reached.error[ERROR_OF.get(precision, precision)], device - copying - waited.seconds
+    device = sum(by_kind.values())
+    copying = by_kind[ops.HOST_COPY]
+    computing = device - copying - waited.seconds
+    least_copying = copying
+    if paging.homeless_bytes:  # at best the states that have room stay on the device
+        least_copying -= links.host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
+    error = reached.error[ERROR_OF.get(precision, precision)]
     shortest, longest = intervals.device(gpu, reached, error, beside_frozen)
-    low = computing * shortest + least * links.HOST_LINK / links.HOST_LINK_BEST + waited.low_seconds(error)
+    low = computing * shortest + least_copying * links.HOST_LINK / links.HOST_LINK_BEST + waited.low_seconds(error)
     high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST + waited.high_seconds(error)
-    host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
+    host = _host_seconds(tally, gpu, precision, reached)
     fastest, slowest = intervals.host(gpu, reached, error)
-    longer = 1 + tally.idle * passes_seconds / device if device else 1.0
-    step = longer * overlapped(device, host, sent.seconds, sent.collectives)
-    at_most = longer * overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives)
+    sent = links.transfers(tally, gpu, num_processes, reached)
+    longer = 1.0  # by the time in which the ranks of a pipeline wait for each other
+    if device:
+        longer += tally.idle * passes_seconds / device
+    step_seconds = longer * overlapped(device, host, sent.seconds, sent.collectives)
+    low_seconds = longer * overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives)
+    high_seconds = longer * overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives)
+    if tally.shares_experts:
+        high_seconds = max(high_seconds, step_seconds * intervals.SHARED_EXPERTS)
     return Prediction(
-        step,
-        longer * overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives),
-        max(at_most, step * intervals.SHARED_EXPERTS * tally.shares_experts),
-        device,
-        host,
-        sent.seconds,
-        arithmetic_seconds,
-        dict(by_kind),
-        reached.source,
-        _notes(tally, gpu, reached) + links.notes(sent, gpu, num_processes) + _copies_note(copying, gpu),
-        sent.collectives,
-        copying,
-        sent.machine_seconds,
+        step_seconds=step_seconds,
+        low_seconds=low_seconds,
+        high_seconds=high_seconds,
+        device_seconds=device,
+        host_seconds=host,
+        link_seconds=sent.seconds,
+        arithmetic_seconds=arithmetic_seconds,
+        by_kind=dict(by_kind),
+        efficiencies_from=reached.source,
+        notes=_notes(tally, gpu, reached) + links.notes(sent, gpu, num_processes) + _copies_note(copying, gpu),
+        collectives=sent.collectives,
+        host_link_seconds=copying,
+        machine_link_seconds=sent.machine_seconds,
     )
 
 
 def predict_compiled(tally: Tally, *args: Any, **figures: Any) -> Prediction:
     """As `predict`, of a step that torch.compile compiles: as it is written, and at best without what it can fuse."""
-    written, fused = (predict(each, *args, **figures) for each in (tally, tally.without_fusible()))
+    written = predict(tally, *args, **figures)
+    fused = predict(tally.without_fusible(), *args, **figures)
     low_seconds = min(written.low_seconds, fused.low_seconds)
     return replace(written, low_seconds=low_seconds, notes=[*written.notes, FUSED])
 
 
 def _host_seconds(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies) -> float:
     """What the host needs for its calls."""
-    return (gpu.host_factor or 1.0) * sum(
-        times * reached.host_seconds[phase] * (reached.autocast[phase] if precision in AUTOCAST else 1.0)
-        for phase, times in tally.calls.items()
-    )
+    total = 0.0
+    for phase, calls in tally.calls.items():
+        seconds = calls * reached.host_seconds[phase]
+        if precision in AUTOCAST:
+            seconds *= reached.autocast[phase]
+        total += seconds
+    return total * (gpu.host_factor or 1.0)
 
 
 def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, collectives: float) -> float:
@@ -169,8 +184,8 @@ def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, 
 
 def is_arithmetic(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> bool:
     """Whether a product or an attention takes longer for its arithmetic than its bytes take."""
-    rate = (getattr(gpu, f"{arithmetic(operation, precision, gpu)}_tflops") or 0.0) * 1e12
-    return operation.flops * gpu.bandwidth_gb_per_second * 1e9 > operation.bytes * rate
+    tflops = getattr(gpu, f"{arithmetic(operation, precision, gpu)}_tflops") or 0.0
+    return operation.flops * gpu.bandwidth_gb_per_second * 1e9 > operation.bytes * tflops * 1e12
 
 
 def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> float:
@@ -219,20 +234,25 @@ def element_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> fl
     """The seconds in which the multiprocessors work on the elements of an operation, were memory infinitely fast."""
     if operation.kind not in (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY) or gpu.fp32_tflops is None:
         return 0.0
-    half = gpu.capability in HALF_LANES or gpu.capability.split(".")[0] in HALF_LANES
-    cycles_per_second = gpu.fp32_tflops * 1e12 / (2 * (64 if half else 128))  # of all multiprocessors together
+    lanes = 128
+    if gpu.capability in HALF_LANES or gpu.capability.split(".")[0] in HALF_LANES:
+        lanes = 64
+    cycles_per_second = gpu.fp32_tflops * 1e12 / (2 * lanes)  # of all multiprocessors together
     return operation.elements / (reached.elements_per_cycle * cycles_per_second)
 
 
 def _moving_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
     bandwidth = gpu.bandwidth_gb_per_second * 1e9
     if operation.kind == ops.REDUCTION and operation.shape:
-        normalises = "norm" in operation.name
-        key = "normalisation" if normalises else operation.kind
+        key, read_again = operation.kind, 2  # a softmax: how often its rows are read again where they do not fit
+        if "norm" in operation.name:
+            key, read_again = "normalisation", 1
         row_bytes = operation.bytes / (2 * operation.shape[0])
-        flying = gpu.sm_count * ROWS_PER_SM[key] * row_bytes
-        outside = 1 / (1 + (reached.l2_bytes / flying) ** SPILL) if flying else 0.0
-        passes = 1 + outside * ((1 if normalises else 2) / 2)
+        bytes_in_flight = gpu.sm_count * ROWS_PER_SM[key] * row_bytes
+        outside = 0.0  # the share that the cache does not hold
+        if bytes_in_flight:
+            outside = 1 / (1 + (reached.l2_bytes / bytes_in_flight) ** SPILL)
+        passes = 1 + outside * read_again / 2
         return operation.bytes * passes / (bandwidth * reached.bandwidth[key])
     share = reached.bandwidth.get(operation.kind, reached.bandwidth[ops.ELEMENTWISE])  # the latter: an empty product
     return operation.bytes * _through_cache(operation.bytes, reached) / (bandwidth * share)
@@ -240,7 +260,9 @@ def _moving_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> fl
 
 def _through_cache(size_bytes: int, reached: Efficiencies) -> float:
     """The time of so many bytes where a part of them is in the L2 cache, as a share of that without a cache."""
-    kept = max(0.0, 1 - size_bytes / (2 * reached.l2_bytes)) if reached.l2_bytes else 0.0
+    if not reached.l2_bytes:
+        return 1.0
+    kept = max(0.0, 1 - size_bytes / (2 * reached.l2_bytes))
     return 1 - kept * (1 - 1 / reached.l2_speed)
 
 
@@ -256,7 +278,10 @@ def arithmetic(operation: Operation, precision: str, gpu: Gpu) -> str:
 
 def attention_kernel(name: str) -> str:
     """The key of `Efficiencies.attention` for an attention operation of aten."""
-    return next((kernel for kernel in ("flash", "efficient", "cudnn") if kernel in name), "other")
+    for kernel in ("flash", "efficient", "cudnn"):
+        if kernel in name:
+            return kernel
+    return "other"
 
 
 def _copies_note(copying: float, gpu: Gpu) -> list[str]:

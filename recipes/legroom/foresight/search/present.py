@@ -15,7 +15,7 @@ from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import SearchSpace
 from legroom.options import own_weights
-from legroom.records.record import Estimate, Record, verdict_of
+from legroom.records.record import Estimate, verdict_of
 from legroom.report import predicted, screen_table, tables
 from legroom.units import MIB
 
@@ -25,23 +25,28 @@ if TYPE_CHECKING:
 
 def heading(search: SearchSpace) -> str:
     """What is searched, what is kept, and what is left out and why."""
-    searched = [f"{lever} ({', '.join(map(space.typed_value, values))})" for lever, values in search.values.items()]
     cfg = search.base
-    gpus = cfg.parallelism.world_size
-    count, each = (f"{gpus} x ", " each") if gpus > 1 else ("", "")
+    gpu = f"{cfg.gpu.device_name} ({units.size(cfg.gpu.memory_bytes)})"
+    if cfg.parallelism.world_size > 1:
+        gpu = f"{cfg.parallelism.world_size} x {cfg.gpu.device_name} ({units.size(cfg.gpu.memory_bytes)} each)"
+    searched = []
+    for lever, values in search.values.items():
+        searched.append(f"{lever} ({', '.join(space.typed_value(value) for value in values)})")
     lines = [
         f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
-        f"{count}{cfg.gpu.device_name} ({units.size(cfg.gpu.memory_bytes)}{each}).",
+        f"{gpu}.",
         f"Searched, {search.count()} configurations: {'; '.join(searched) or 'nothing'}.",
     ]
     if search.pinned:
         lines.append(f"Kept: {', '.join(dict.fromkeys(search.pinned.values()))}.")
-    changing = [key for key, each in space.DIMENSIONS.items() if each.changes_numbers and key in search.values]
-    changing = [key for key in changing if key not in search.not_allowed]
+    changing = []
+    for key, dimension in space.DIMENSIONS.items():
+        if dimension.changes_numbers and key in search.values and key not in search.not_allowed:
+            changing.append(key)
     if changing:
+        verb = "changes" if len(changing) == 1 else "change"
         lines.append(
-            f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are computed, "
-            "as fit.allow asks for."
+            f"{' and '.join(changing).capitalize()} {verb} the numbers that are computed, as fit.allow asks for."
         )
     else:
         lines.append("All of these compute the same, but for rounding and the random numbers of dropout.")
@@ -50,9 +55,9 @@ def heading(search: SearchSpace) -> str:
         lines.append(
             f"fit.allow=[{','.join([*changing, *more])}] also searches what computes something else: {', '.join(more)}."
         )
-    return "\n".join(
-        [*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."]
-    )
+    lines += [f"Left out: {why}" for why in search.left_out]
+    lines.append(f"Not searched: {space.not_searched(search)}.")
+    return "\n".join(lines)
 
 
 def report(search: SearchSpace, result: Result, seconds: float) -> str:
@@ -69,7 +74,9 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
     if search.base.parallelism.world_size > 1:
         lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
-    return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
+    lines += [f"Note: {note}" for note in notes]
+    lines += [f"Refused: {why}" for why in result.refused]
+    return "\n".join(lines)
 
 
 def _closest(estimate: Estimate) -> str:
@@ -99,57 +106,67 @@ def results_table(rows: list[tuple[SearchSpace, Found]], gpus: list[str] | None 
     gpus: of each row, where they differ; then what each waits for is shown, and values that all have are said below.
     """
     levers = dict.fromkeys(lever for search, _ in rows for lever in search.values if lever != space.BATCH)
-    columns = {lever: [value_of(search, found, lever) for search, found in rows] for lever in levers}
-    alike = {lever: values[0] for lever, values in columns.items() if gpus and len(rows) > 1 and len({*values}) == 1}
-    columns = {lever: values for lever, values in columns.items() if lever not in alike and (gpus or any(values))}
-    costs = [
-        "" if cost is None else predicted.two_digits(cost)
-        for cost in (predicted.cost_of_million_tokens(found.record) for _, found in rows)
-    ]
-    cells = []
-    for index, (_, found) in enumerate(rows):
-        cfg, estimate = found.record.config, found.estimate
-        row = [str(index + 1), *([gpus[index]] if gpus else []), *(values[index] for values in columns.values())]
-        row += [
-            f"{cfg['batch']['per_device']} x {cfg['accumulation']['steps']}",
-            f"{found.used_bytes / MIB:,.0f}",
-            f"{estimate.margin_bytes / MIB:,.0f}",
-            verdict_of(estimate),
-            *_speed(found.record),
-        ]
-        bound_by = [str(found.record.speed.bound_by or "")] if gpus else []
-        cells.append([*row, *bound_by, *([costs[index]] if any(costs) else [])])
-    headings = ["", *(["gpu"] if gpus else []), *(lever.split(".")[-1] for lever in columns), "batch"]
-    figures = ["memory MiB", "left MiB", "verdict", "samples/s", "step ms"]
-    figures += [*(["bound by"] if gpus else []), *([tables.COST] if any(costs) else [])]
-    table = terminal_table([*headings, *figures], cells, len(headings))
-    same = ", ".join(f"{lever}={value}" for lever, value in alike.items() if value)
-    return f"{table}\n\nIn all rows: {same}." if same else table
+    left: dict[str, list[str]] = {"": [str(number) for number, _ in enumerate(rows, 1)]}
+    if gpus:
+        left["gpu"] = gpus
+    in_all_rows = []
+    for lever in levers:
+        values = [value_of(search, found, lever) for search, found in rows]
+        if gpus and len(rows) > 1 and len(set(values)) == 1:
+            if values[0]:
+                in_all_rows.append(f"{lever}={values[0]}")
+        elif gpus or any(values):
+            left[lever.split(".")[-1]] = values
+    configs = [found.record.config for _, found in rows]
+    left["batch"] = [f"{cfg['batch']['per_device']} x {cfg['accumulation']['steps']}" for cfg in configs]
+    figures = _figures([found for _, found in rows], with_bounds=bool(gpus))
+    table = terminal_table(left | figures, len(left))
+    if not in_all_rows:
+        return table
+    return f"{table}\n\nIn all rows: {', '.join(in_all_rows)}."
+
+
+def _figures(rows: list[Found], with_bounds: bool) -> dict[str, list[str]]:
+    """Heading -> the cells of memory, verdict, speed and cost, a column each."""
+    columns: dict[str, list[str]] = {
+        "memory MiB": [f"{found.used_bytes / MIB:,.0f}" for found in rows],
+        "left MiB": [f"{found.estimate.margin_bytes / MIB:,.0f}" for found in rows],
+        "verdict": [verdict_of(found.estimate) for found in rows],
+        "samples/s": [_interval(predicted.samples_per_second(found.record)) for found in rows],
+        "step ms": [_interval(predicted.step_seconds(found.record), 1e-3) for found in rows],
+    }
+    if with_bounds:
+        columns["bound by"] = [str(found.record.speed.bound_by or "") for found in rows]
+    costs = []
+    for found in rows:
+        cost = predicted.cost_of_million_tokens(found.record)
+        costs.append("" if cost is None else units.two_digits(cost))
+    if any(costs):
+        columns[tables.COST] = costs
+    return columns
 
 
 def value_of(search: SearchSpace, found: Found, lever: str) -> str:
     """The value of a lever in a row; "" where it makes no difference."""
-    has_effect, cfg = space.DIMENSIONS[lever].has_effect, search.config(found.chosen)
+    has_effect = space.DIMENSIONS[lever].has_effect
+    cfg = search.config(found.chosen)
     if has_effect is not None and not has_effect(cfg):
         return ""
     return space.typed_value(found.chosen.get(lever, space.now(cfg, lever)))
 
 
-def _speed(outcome: Record) -> tuple[str, str]:
-    """Samples per second, and the milliseconds of a step, with their intervals."""
-    rate, step = predicted.samples_per_second(outcome), predicted.step_seconds(outcome)
-    return (
-        predicted.interval_text(rate) if rate else "",
-        predicted.interval_text(step, 1e-3) if step else "",
-    )
+def _interval(figure: predicted.Interval | None, unit: float = 1) -> str:
+    if figure is None:
+        return ""
+    return predicted.interval_text(figure, unit)
 
 
-def terminal_table(headings: list[str], cells: list[list[str]], left: int) -> str:
-    """A table for the terminal. left: how many columns, from the first, are aligned to the left."""
+def terminal_table(columns: dict[str, list[str]], left: int) -> str:
+    """A table for the terminal. columns: heading -> cells. left: how many of them, from the first, are left-aligned."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for index, text in enumerate(headings):
-        table.add_column(text, justify="left" if index < left else "right", no_wrap=True)
-    for row in cells:
+    for index, heading in enumerate(columns):
+        table.add_column(heading, justify="left" if index < left else "right", no_wrap=True)
+    for row in zip(*columns.values()):
         table.add_row(*row)
     return screen_table.printed(200, table)
 
@@ -203,8 +220,10 @@ def heading_of_places(planned: list[tuple[Place, SearchSpace]], refused: dict[Pl
     search = planned[0][1]
     cfg = search.base
     levers = dict.fromkeys(lever for _, each in planned for lever in each.values)
-    least, most = min(each.count() for _, each in planned), max(each.count() for _, each in planned)
-    sizes = f"{least} to {most}" if least < most else f"{most}"
+    counts = [each.count() for _, each in planned]
+    sizes = str(max(counts))
+    if min(counts) < max(counts):
+        sizes = f"{min(counts)} to {max(counts)}"
     lines = [
         f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
         f"each of {len(planned)}.",
@@ -223,11 +242,11 @@ def heading_of_places(planned: list[tuple[Place, SearchSpace]], refused: dict[Pl
 
 def report_of_places(done: list[Searched], options: Options, seconds: float) -> str:
     """The table of all GPUs, the commands of the first rows, and the assumptions behind the figures."""
-    found = sorted((each for each in done if each.result.rows), key=lambda each: each.order(options.sort))
+    found = [each for each in done if each.result.rows]
+    found.sort(key=lambda each: each.order(options.sort))
+    extrapolated = sum(each.result.extrapolated for each in done)
     estimated = sum(each.result.estimated for each in done)
-    lines = [
-        f"\n{seconds:.0f} s: {sum(each.result.extrapolated for each in done)} extrapolations, {estimated} estimates."
-    ]
+    lines = [f"\n{seconds:.0f} s: {extrapolated} extrapolations, {estimated} estimates."]
     lines += [f"{each.label}: nothing could be estimated." for each in done if not each.result.rows]
     if not found:
         return "\n".join(lines)
@@ -238,8 +257,9 @@ def report_of_places(done: list[Searched], options: Options, seconds: float) -> 
     lines += _grouped("Does not fit", lacking, len(found))
     rows = [(each.search, each.best) for each in found]
     lines += ["", results_table(rows, [each.label for each in found]), ""]
-    if options.sort == "cost" and (unpriced := dict.fromkeys(each.place.gpu for each in found if each.cost is None)):
-        lines.append(f"Without a price, and so below those of a known cost: {', '.join(map(str, unpriced))}.\n")
+    unpriced = dict.fromkeys(str(each.place.gpu) for each in found if each.cost is None)
+    if options.sort == "cost" and unpriced:
+        lines.append(f"Without a price, and so below those of a known cost: {', '.join(unpriced)}.\n")
     for number, each in enumerate((fitting or found)[: options.top], 1):
         lines.append(f"{number}. {each.search.command(each.best.chosen)}")
     lines.append(
@@ -264,5 +284,10 @@ def _grouped(word: str, lines: Iterable[tuple[Place, str]], places: int) -> list
     groups: dict[str, dict[Place, None]] = {}
     for place, line in lines:
         groups.setdefault(line, {})[place] = None
-    names = {line: ", ".join(place.label for place in of) for line, of in groups.items()}
-    return [f"{word}{'' if len(of) == places else f' ({names[line]})'}: {line}" for line, of in groups.items()]
+    texts = []
+    for line, of in groups.items():
+        if len(of) == places:
+            texts.append(f"{word}: {line}")
+        else:
+            texts.append(f"{word} ({', '.join(place.label for place in of)}): {line}")
+    return texts
