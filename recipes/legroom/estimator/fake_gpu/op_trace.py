@@ -118,7 +118,8 @@ class OpTrace:
                 size = cublas_workspace_bytes(self.fake.capability or (0, 0))
                 self.workspaces.append(Workspace(len(self.log.events), (size,), kept=True))
         elif name.endswith("attention_backward"):
-            sizes = attention.backward_workspaces(name, *args[1:3], *args[6 : 7 * (args[1].dim() == 3)])
+            lengths = args[6:7] if args[1].dim() == 3 else ()  # of rows in one, packed
+            sizes = attention.backward_workspaces(name, *args[1:3], *lengths)
         elif name in ("mse_loss", "smooth_l1_loss") and not result.dim():  # the loss of each element, once more
             sizes = (result.untyped_storage().nbytes(),)
         else:
