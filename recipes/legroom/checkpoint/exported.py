@@ -83,7 +83,7 @@ def _save_and_compare(model: Any, record: Record | None, folder: Path) -> str | 
     settings = next(iter(model.peft_config.values()))
     ids = torch.arange(COMPARED_TOKENS) % model.get_input_embeddings().weight.shape[0]
     rounded = bool(_bits(record)) or base.dtype != torch.float32
-    return reopened.check(folder, model, weights, trained.KINDS[settings.task_type], ids, rounded)
+    return reopened.check(folder, model, weights, trained.TASKS[settings.task_type], ids, rounded)
 
 
 def _write_card(folder: Path, record: Record, partial: Path) -> None:

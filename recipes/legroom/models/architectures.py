@@ -1,4 +1,4 @@
-"""What is known of a model before its data and weights are loaded: its class, its limits, and why it cannot be trained.
+"""The architecture of a model, before its data and weights are loaded: its class, its limits, why it is not trained.
 
 All checks read the configuration and the class in transformers; no weight exists yet.
 """
@@ -53,8 +53,8 @@ INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "
 
 
 def check(cfg: Config, config: PretrainedConfig, task: str) -> tuple[str, Mapping[str, int] | None, list[str]]:
-    """(how the model is called in refusals, label -> class of its pretrained head if it has one, what a person may
-    expect of config.json and is not done, a line each).
+    """(how the model is called in refusals, label -> class of its pretrained head if it has one, warnings about its
+    config.json, a line each).
 
     task: as `options.task.task_of` says. Raises Refusal if a model of this configuration cannot be trained as asked,
     with what to type instead.
@@ -100,8 +100,12 @@ def check_kind(cfg: Config, config: PretrainedConfig, task: str) -> str:
 def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:
     """Raises Refusal for models that this project has no data for."""
     saved = ", ".join(config.architectures or [config.model_type])
-    if quantised := getattr(config, "quantization_config", None):
-        method = str(quantised.get("quant_method", "")) if isinstance(quantised, dict) else type(quantised).__name__
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        if isinstance(quantization, dict):
+            method = str(quantization.get("quant_method", ""))
+        else:
+            method = type(quantization).__name__
         raise Refusal(
             f"{name}: its weights are saved quantised (quantization_config in config.json: {printable(method)}), and "
             "such weights are not trained here. Name the checkpoint in 16 or 32 bits that they were made of; "
@@ -124,11 +128,9 @@ def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:
         )
     kind = model_class(config, task)
     if kind is None:
-        other = next((t for t in CLASSES if model_class(config, t) is not None), None)
-        raise Refusal(
-            f"{name} ({saved}) has no model for {TASKS[task]} in transformers. "
-            + (f"Type data.task={other}, with data for it." if other else "Choose another model.")
-        )
+        possible = [other for other in CLASSES if model_class(config, other) is not None]
+        advice = f"Type data.task={possible[0]}, with data for it." if possible else "Choose another model."
+        raise Refusal(f"{name} ({saved}) has no model for {TASKS[task]} in transformers. {advice}")
     if kind.main_input_name != "input_ids":
         raise Refusal(
             f"{name}: {kind.__name__} takes {kind.main_input_name}, and only models of token ids are trained."
@@ -154,17 +156,17 @@ def _longer_rows(cfg: Config, name: str, most: int | None, config: PretrainedCon
 
     Raises Refusal where the positions are a table, which ends.
     """
-    found = []
+    lines = []
     for key, length in model_options.lengths(cfg).items():
         if most is None or length <= most:
             continue
         if getattr(config.get_text_config(), "rope_parameters", None) is None:
             raise Refusal(f"{key}={length} is longer than the {most} positions of {name}. Type {key}={most} or less.")
-        found.append(
+        lines.append(
             f"{key}={length} is longer than the {most} positions that {name} was trained with. Its rotary positions go "
             "on beyond them, and are new to it there."
         )
-    return found
+    return lines
 
 
 def vocabulary(config: PretrainedConfig) -> int | None:
@@ -174,33 +176,38 @@ def vocabulary(config: PretrainedConfig) -> int | None:
 
 def _own_code(name: str, config: PretrainedConfig, task: str) -> list[str]:
     """A warning of a config.json that names code of its own."""
-    own = [code for auto, code in (getattr(config, "auto_map", None) or {}).items() if auto.startswith("AutoModel")]
     kind = model_class(config, task)
-    if not own or kind is None:
+    if kind is None:
         return []
-    return [
-        f"{name}: config.json names code of its own (auto_map: {printable(str(own[0]))}), which is not run: "
-        f"{kind.__name__} of transformers is trained."
-    ]
+    for auto_class, code in (getattr(config, "auto_map", None) or {}).items():
+        if auto_class.startswith("AutoModel"):
+            return [
+                f"{name}: config.json names code of its own (auto_map: {printable(str(code))}), which is not run: "
+                f"{kind.__name__} of transformers is trained."
+            ]
+    return []
 
 
 def set_special_ids(config: PretrainedConfig, pad: int, task: str) -> None:
-    """Give a configuration the id of padding, where it has none in its vocabulary or a classifier would take it for the
-    end of a row, and names of the others, which transformers reads where a row begins or ends with padding."""
+    """Gives a configuration the id of padding, where it has none in its vocabulary, or one at which a classifier reads
+    a row. The ids of other special tokens become attributes, which transformers reads beside padding."""
     last = last_id(config, task)
     for part in (config, config.get_text_config()):  # a decoder's head reads the last token before the padding
         own = getattr(part, "pad_token_id", None)
         if own is None or not 0 <= own < (vocabulary(config) or own + 1):
             part.pad_token_id = pad
         if last is not None and part.pad_token_id == last:
-            part.pad_token_id = next(each for each in (pad, 0, 1) if each != last)
+            others = [token_id for token_id in (pad, 0, 1) if token_id != last]
+            part.pad_token_id = others[0]
         for name in ("bos_token_id", "eos_token_id"):
             setattr(part, name, getattr(part, name, None))
 
 
 def last_id(config: PretrainedConfig, task: str) -> int | None:
     """The token at which a classifier of sequence-to-sequence weights reads a row; None for other models."""
-    return config.eos_token_id if config.model_type in READ_AT_END and task in OF_ROWS else None
+    if task in OF_ROWS and config.model_type in READ_AT_END:
+        return config.eos_token_id
+    return None
 
 
 def positions(config: PretrainedConfig) -> int | None:
@@ -209,11 +216,21 @@ def positions(config: PretrainedConfig) -> int | None:
     RoBERTa and its kin number positions from the id of the padding on, and so have fewer than their table has rows.
     """
     text = config.get_text_config()
-    names = ("max_position_embeddings", "n_positions", "max_seq_len")
-    most = next((value for key in names if isinstance(value := getattr(text, key, None), int)), -1)
-    if most <= 0:  # XLNet says -1
+    most = _first_integer(text, "max_position_embeddings", "n_positions", "max_seq_len")
+    if most is None or most <= 0:  # XLNet says -1
         return None
-    return most if transformers_models_private.is_decoder_only(config) else most - _reserved_positions(config)
+    if transformers_models_private.is_decoder_only(config):
+        return most
+    return most - _reserved_positions(config)
+
+
+def _first_integer(config: PretrainedConfig, *names: str) -> int | None:
+    """The value of the first of these names of a configuration that is a whole number: families differ in them."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
 
 
 def without_memory(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
@@ -240,21 +257,22 @@ def _reserved_positions(config: PretrainedConfig) -> int:
 def describe(cfg: Config, model: PreTrainedModel) -> record.Model:
     """The model as it was built, for the record."""
     split = pipeline.of(model)
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    trained = trained if split is None else split.trained
+    if split is not None:
+        trained = split.trained  # with those of the other ranks
+    else:
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     model = unwrap.base_model(model)
-    text, asked = model.config.get_text_config(), cfg.model.attention
-
-    def size(*names: str) -> int | None:
-        return next((value for name in names if isinstance(value := getattr(text, name, None), int)), None)
-
+    text = model.config.get_text_config()
+    attention = cfg.model.attention
+    if attention == AUTO:
+        attention = transformers_models_private.attention_of(model)
     return record.Model(
         name=cfg.model.name,
         architecture=type(model).__name__,
-        attention=transformers_models_private.attention_of(model) if asked == AUTO else asked,
-        layers=size("num_hidden_layers", "n_layer", "num_layers"),
-        width=size("hidden_size", "d_model", "n_embd"),
-        heads=size("num_attention_heads", "n_head", "num_heads"),
+        attention=attention,
+        layers=_first_integer(text, "num_hidden_layers", "n_layer", "num_layers"),
+        width=_first_integer(text, "hidden_size", "d_model", "n_embd"),
+        heads=_first_integer(text, "num_attention_heads", "n_head", "num_heads"),
         vocab=vocabulary(model.config),
         positions=positions(model.config),
         trained_parameters=trained,

@@ -54,16 +54,17 @@ class Behaviour:
 def of(config: PretrainedConfig, task: str) -> Behaviour:
     """The behaviour of the model that AutoModelFor... builds of a configuration. task: see `architectures.check`."""
     text = config.get_text_config()
-    both_ways = getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True)
-    if config.model_type in KNOWN and not both_ways:
+    sees_both_ways = getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True)
+    if config.model_type in KNOWN and not sees_both_ways:
         return Behaviour(counts_padding=bool(getattr(text, "output_router_logits", False)))
-    return _asked(type(config), json.dumps(config.to_dict(), default=str), task)
+    return _of_tiny_model(type(config), json.dumps(config.to_dict(), default=str), task)
 
 
 @functools.cache
-def _asked(kind: type[PretrainedConfig], text: str, task: str) -> Behaviour:
-    """text: the configuration as JSON."""
-    values, why = json.loads(text), "it would not be tiny"
+def _of_tiny_model(kind: type[PretrainedConfig], text: str, task: str) -> Behaviour:
+    """The behaviour of a small model of a class. text: the configuration as JSON, which can be cached by."""
+    values = json.loads(text)
+    why = "it would not be tiny"
     for small in (shrunk.shrunk(values), shrunk.shrunk(values, narrow=False), values):
         try:
             with torch_private.without_dispatch_modes(), torch.random.fork_rng(devices=[]):  # in an estimate, too
@@ -91,46 +92,72 @@ def ask(model: PreTrainedModel, task: str) -> Behaviour:
     model.eval()
     model.config.use_cache = False
     architectures.set_special_ids(model.config, 0, task)
-    text = model.config.get_text_config()
-    special = [getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep")]
-    avoided = {number for each in special for number in (each if isinstance(each, list) else [each])}
-    vocab = architectures.vocabulary(model.config) or shrunk.VOCAB
-    ids = torch.tensor([number for number in range(vocab) if number not in avoided])
+    ids = _ordinary_ids(model.config)
     drawn = torch.randint(len(ids), (LONG,), generator=torch.Generator().manual_seed(1))
     # Rows of a language model come without mask and positions, which padding on the left would need.
     sides = ("right", "left") if task in OF_ROWS else ("right",)
-    padding = next((side for side in sides if _keeps_logits(model, task, ids[drawn], side)), None)
+    padding = None
+    for side in sides:
+        if _keeps_logits(model, task, ids[drawn], side):
+            padding = side
+            break
     if task != "language_modelling":
         return Behaviour(padding=padding)
 
-    def other(position: int) -> Tensor:
+    def changed_at(position: int) -> Tensor:
         """The row with another token at a position, (1, T)."""
         changed = drawn.clone()
         changed[position] = (changed[position] + 1) % len(ids)
         return ids[changed][None]
 
-    row = ids[drawn][None]
-    losses = [_run(model, input_ids=row, labels=labels).loss for labels in (row, other(0))]
-    before, after = (_run(model, input_ids=each).logits[:, : LONG // 2] for each in (row, other(LONG // 2)))
-    return Behaviour(_near(*losses), _near(before, after), padding, _counts_padding(model, ids[drawn]))
+    row = ids[drawn][None]  # (1, T)
+    # Where labels are shifted, nothing predicts the first one.
+    loss = _run(model, input_ids=row, labels=row).loss
+    loss_of_other_first = _run(model, input_ids=row, labels=changed_at(0)).loss
+    # Where the model is causal, the first half does not depend on the second.
+    half = LONG // 2
+    logits = _run(model, input_ids=row).logits[:, :half]
+    logits_before_other = _run(model, input_ids=changed_at(half)).logits[:, :half]
+    return Behaviour(
+        shifts_labels=_near(loss, loss_of_other_first),
+        is_causal=_near(logits, logits_before_other),
+        padding=padding,
+        counts_padding=_counts_padding(model, ids[drawn]),
+    )
+
+
+def _ordinary_ids(config: PretrainedConfig) -> Tensor:
+    """The token ids that stand for nothing special, (N,)."""
+    text = config.get_text_config()
+    special: set[int | None] = set()
+    for name in ("pad", "bos", "eos", "sep"):
+        ids = getattr(text, f"{name}_token_id", None)
+        special.update(ids if isinstance(ids, list) else [ids])
+    vocab = architectures.vocabulary(config) or shrunk.VOCAB
+    return torch.tensor([token_id for token_id in range(vocab) if token_id not in special])
 
 
 def _keeps_logits(model: PreTrainedModel, task: str, ids: Tensor, side: str) -> bool:
     """Whether a row has the same logits alone and beside a longer one, padded on a side. ids: (T,)."""
+    short = ids[:SHORT].clone()
+    long = ids.clone()
     last = architectures.last_id(model.config, task)
-    rows = [ids[:SHORT].clone(), ids.clone()]
-    for row in rows:
-        row[-1] = row[-1] if last is None else last
-    pad = model.config.get_text_config().pad_token_id
-    batch = collate.Padding(1, LONG, pad, task != "language_modelling", side)
+    if last is not None:
+        short[-1] = last
+        long[-1] = last
+    pad_id = model.config.get_text_config().pad_token_id
+    batch_of = collate.Padding(1, LONG, pad_id, with_mask=task != "language_modelling", side=side)
+    logits_name = "start_logits" if task == "question_answering" else "logits"
     try:
-        outputs = [_run(model, **batch([{"input_ids": row} for row in part])) for part in (rows[:1], rows)]
-        alone, beside = (each.start_logits if task == "question_answering" else each.logits for each in outputs)
-    except Exception:  # as much as another result
+        alone = getattr(_run(model, **batch_of([{"input_ids": short}])), logits_name)[0]
+        padded = getattr(_run(model, **batch_of([{"input_ids": short}, {"input_ids": long}])), logits_name)[0]
+    except Exception:  # a model that takes no padding on this side
         if side == "right":
             raise
         return False
-    return _near(alone[0], beside[0] if task in OF_ROWS else beside[0, :SHORT])
+    if task not in OF_ROWS:
+        padded = padded[:SHORT]
+    return _near(alone, padded)
 
 
 def _counts_padding(model: PreTrainedModel, ids: Tensor) -> bool:
@@ -159,63 +186,69 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> tuple[Behaviour, list[str]]:
-    """(the behaviour, what it makes different, a line each). name: of the model, as it was typed.
+    """(the behaviour, warnings about it, a line each). name: of the model, as it was typed.
 
     Raises Refusal for a language model that sees the tokens it is to predict.
     """
     kind = architectures.model_class(config, task)
     assert kind is not None, "architectures.check refuses it"
-    sees_all = task == "language_modelling" and transformers_models_private.is_encoder(config)
-    found = Behaviour(is_causal=False) if sees_all else of(config, task)
-    if not found.is_causal:
+    if task == "language_modelling" and transformers_models_private.is_encoder(config):
+        behaviour = Behaviour(is_causal=False)
+    else:
+        behaviour = of(config, task)
+    if not behaviour.is_causal:
         raise Refusal(
             f"{name} ({config.model_type}, {kind.__name__}) sees the tokens that data={cfg.data.name} asks it to "
             "predict: it is an encoder, or made for another loss. Choose the weights of a decoder."
         )
-    if found.unknown:
-        asked = "pads" if task != "language_modelling" else "shifts labels, sees later tokens, and pads"
-        return found, [
-            f"{name}: whether {kind.__name__} {asked} as it should could not be asked of a tiny model "
-            f"({found.unknown}), and is assumed."
+    if behaviour.unknown:
+        what = "pads" if task != "language_modelling" else "shifts labels, sees later tokens, and pads"
+        return behaviour, [
+            f"{name}: whether {kind.__name__} {what} as it should could not be asked of a tiny model "
+            f"({behaviour.unknown}), and is assumed."
         ]
-    if found.shifts_labels:
-        return found, []
-    return found, [
+    if behaviour.shifts_labels:
+        return behaviour, []
+    return behaviour, [
         f"{kind.__name__} in transformers compares the logits of each token with the label of the same token: the loss "
         "here is that of the next token, as of all language models."
     ]
 
 
-def pad(name: str, config: PretrainedConfig, data: Data, found: Behaviour) -> list[str]:
-    """Give the model an id of padding, and let rows of different lengths be padded as it needs it. Returns what is
-    said about it.
+def pad(name: str, config: PretrainedConfig, data: Data, behaviour: Behaviour) -> list[str]:
+    """Gives the model an id of padding, and has rows of different lengths padded as it needs it. Returns warnings.
 
     Raises Refusal for rows of different lengths where padding on either side changes the logits.
     """
-    padding, before, said = data.collate, getattr(config, "pad_token_id", None), []
+    padding = data.collate
+    pad_id_before = getattr(config, "pad_token_id", None)
     if data.task in OF_ROWS or (isinstance(padding, collate.Padding) and data.task != "language_modelling"):
         # the head, or its positions, may look for the padding by its id
         architectures.set_special_ids(config, data.pad_token_id, data.task)
     if not isinstance(padding, collate.Padding):
         return []
-    if data.task == "language_modelling" and found.counts_padding:
-        padding.with_mask = True
+    lines = []
     kind = architectures.model_class(config, data.task)
     assert kind is not None, "architectures.check refuses it"
-    if data.task != "language_modelling":
+    if data.task == "language_modelling":
+        if behaviour.counts_padding:
+            padding.with_mask = True
+    else:
         padding.pad_token_id = config.get_text_config().pad_token_id
-        if before is not None and before == architectures.last_id(config, data.task):
-            said = [
-                f"{name} pads with its end token ({before}), at which {kind.__name__} reads a row: padded with "
+        if pad_id_before is not None and pad_id_before == architectures.last_id(config, data.task):
+            lines.append(
+                f"{name} pads with its end token ({pad_id_before}), at which {kind.__name__} reads a row: padded with "
                 f"{padding.pad_token_id} instead, and saved so."
-            ]
-    if found.padding is not None:
-        padding.side = found.padding
-        return said + [f"rows are padded on the left, as {kind.__name__} needs it."] * (found.padding != "right")
+            )
+    if behaviour.padding is not None:
+        padding.side = behaviour.padding
+        if behaviour.padding == "left":
+            lines.append(f"rows are padded on the left, as {kind.__name__} needs it.")
+        return lines
     lengths = numpy.concatenate([rows.lengths(part) for part in (data.train, data.eval) if part is not None])
-    shortest, longest = (padding.length(int(most)) for most in (lengths.min(), lengths.max()))
-    if shortest == longest:
-        return said
+    longest = padding.length(int(lengths.max()))
+    if padding.length(int(lengths.min())) == longest:
+        return lines
     raise Refusal(
         f"{name} ({kind.__name__}): padding changes what it computes, and the rows have {lengths.min()} to "
         f"{lengths.max()} tokens. Type data.pad_to_multiple_of={longest}, which pads them all to the same length, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from legroom.options.task import OF_ROWS
 
 if TYPE_CHECKING:
     from legroom.data.dataset import Data
+
+
+SHOWN_NAMES = 8  # of labels, in a message
 
 
 def configuration(cfg: Config) -> PretrainedConfig:
@@ -88,8 +92,10 @@ def build_model(
     """
     _check_vocabulary(cfg, config, data)
     kind = architectures.AUTO_CLASSES[data.task]
-    new_head = data.task in OF_ROWS and _set_labels(cfg, config, data)
-    if data.task == "question_answering":
+    new_head = False
+    if data.task in OF_ROWS:
+        new_head = _set_labels(cfg, config, data)
+    elif data.task == "question_answering":
         config.num_labels = 2  # the logits of a token: that the answer begins, and that it ends there
         new_head = bool(cfg.model.pretrained) and not head.is_there(config, "ForQuestionAnswering")
     settings: dict[str, Any] = {"attn_implementation": None, "dtype": getattr(torch, cfg.model_dtype)}
@@ -106,6 +112,7 @@ def build_model(
 
 
 def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None:
+    """Raises Refusal for rows with token ids that the model lacks; keeps masks within the model's vocabulary."""
     name = cfg.model.pretrained
     vocabulary = architectures.vocabulary(config)
     if vocabulary is None or data.vocab <= vocabulary:
@@ -114,20 +121,24 @@ def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None
     if data.masking is not None:
         highest = max(highest, data.masking.mask_id)
         data.masking = replace(data.masking, vocab=min(data.masking.vocab, vocabulary))
-    if highest >= vocabulary:
-        advice = f"Type model.vocab={-(-data.vocab // 8) * 8}."
-        if name:
-            advice = f"Leave data.tokenizer out, for the tokenizer of {name}."
-            if cfg.data.tokenizer == name:
-                advice = "Tokens were added to the tokenizer after the weights were trained: resize the embeddings."
-            elif cfg.data.tokenizer is None:
-                advice = f"Choose data=text with data.path=, which takes the tokenizer of {name} (data.tokenizer)."
-        raise Refusal(f"the data has token ids up to {highest}, and the model a vocabulary of {vocabulary}. {advice}")
+    if highest < vocabulary:
+        return
+    if not name:
+        advice = f"Type model.vocab={math.ceil(data.vocab / 8) * 8}."
+    elif cfg.data.tokenizer == name:
+        advice = "Tokens were added to the tokenizer after the weights were trained: resize the embeddings."
+    elif cfg.data.tokenizer is None:
+        advice = f"Choose data=text with data.path=, which takes the tokenizer of {name} (data.tokenizer)."
+    else:
+        advice = f"Leave data.tokenizer out, for the tokenizer of {name}."
+    raise Refusal(f"the data has token ids up to {highest}, and the model a vocabulary of {vocabulary}. {advice}")
 
 
 def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
-    """Sets the number and the names of the classes. Returns whether pretrained weights get a new
-    head. Raises Refusal for too few classes."""
+    """Sets the number and the names of the classes. Returns whether pretrained weights get a new head.
+
+    Raises Refusal for too few classes.
+    """
     config.problem_type = head.PROBLEMS[data.task]  # not what a checkpoint without a head happens to say
     if data.task == "regression":
         config.num_labels = 1
@@ -138,15 +149,22 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
                 f"the pretrained head has {config.num_labels} classes, the data {data.classes}, and model.classes is "
                 f"{cfg.model.classes}. Leave model.classes out, or choose other pretrained weights."
             )
-        config.id2label, config.label2id = {index: name for name, index in data.head.items()}, dict(data.head)
+        config.id2label = {number: name for name, number in data.head.items()}
+        config.label2id = dict(data.head)
     elif cfg.model.pretrained:
         config.num_labels = max(data.classes, cfg.model.classes)
     elif data.classes > (config.num_labels or 0):
+        shown = [f"{name!r:.40}" for name in data.names[:SHOWN_NAMES]]
+        if len(data.names) > SHOWN_NAMES:
+            shown.append("...")
         raise Refusal(
-            f"the data has {data.classes} labels ({', '.join(f'{name!r:.40}' for name in data.names[:8]) or 'no names'}"
-            f"{', ...' * (len(data.names) > 8)}), and the model {config.num_labels}. Type model.classes={data.classes}."
+            f"the data has {data.classes} labels ({', '.join(shown) or 'no names'}), and the model "
+            f"{config.num_labels}. Type model.classes={data.classes}."
         )
     if data.head is None:  # a saved model names its classes, and not those of another task
-        names = data.names + [f"LABEL_{i}" for i in range(len(data.names), config.num_labels or 0)]
-        config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+        names = list(data.names)
+        for number in range(len(names), config.num_labels or 0):
+            names.append(f"LABEL_{number}")
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
     return bool(cfg.model.pretrained) and data.head is None

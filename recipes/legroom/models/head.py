@@ -13,16 +13,24 @@ from legroom.errors import Refusal
 def is_part(model: nn.Module, name: str) -> bool:
     """Whether a weight or a module is of the head: outside of the base model, or in its pooler, which checkpoints of
     other tasks leave out."""
-    inside = f"{model.base_model_prefix}."
-    return not name.startswith(inside) or f"{name}.".startswith(f"{inside}pooler.")
+    base = model.base_model_prefix
+    if not name.startswith(f"{base}."):
+        return True
+    return f"{name}.".startswith(f"{base}.pooler.")
 
 
 def modules(model: nn.Module) -> list[str]:
-    """The modules of the head that have weights, of those that lie in each other the outermost."""
+    """The names of the outermost modules of the head that have weights."""
     base = str(model.base_model_prefix)
-    inside = [(f"{base}.{name}", module) for name, module in model.get_submodule(base).named_children()]
-    found = [each for each in [*model.named_children(), *inside] if each[0] != base and is_part(model, each[0])]
-    return [name for name, module in found if len(list(module.parameters()))]
+    children = dict(model.named_children())
+    children.pop(base, None)
+    for name, module in model.get_submodule(base).named_children():
+        children[f"{base}.{name}"] = module
+    names = []
+    for name, module in children.items():
+        if is_part(model, name) and len(list(module.parameters())) > 0:
+            names.append(name)
+    return names
 
 
 PROBLEMS: dict[str, Any] = {  # task -> config.problem_type
@@ -46,19 +54,22 @@ def is_of_another_task(config: PretrainedConfig) -> bool:
 def labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:
     """Label -> class of a pretrained head. Raises Refusal if config.json contradicts itself, or the head is for another
     task."""
-    made_for = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
-    trained = next(other for other, kind in PROBLEMS.items() if kind == made_for)
-    if trained != task:
+    problem = config.problem_type
+    if not problem:
+        problem = "regression" if config.num_labels == 1 else "single_label_classification"
+    if PROBLEMS[task] != problem:
+        task_of = {problem: task for task, problem in PROBLEMS.items()}
         raise Refusal(
-            f"the pretrained head is for {made_for}, and what is trained here is data.task={task}. Type "
-            f"data.task={trained}, with data for it, or choose other pretrained weights."
+            f"the pretrained head is for {problem}, and what is trained here is data.task={task}. Type "
+            f"data.task={task_of[problem]}, with data for it, or choose other pretrained weights."
         )
-    forwards = {str(name): int(index) for name, index in (config.label2id or {}).items()}
-    backwards = {str(name): int(index) for index, name in (config.id2label or {}).items()}
-    if forwards == backwards:
-        return forwards
-    named = [labels for labels in (backwards, forwards) if not all(name.startswith("LABEL_") for name in labels)]
-    if len(named) != 1 or sorted(named[0].values()) != list(range(len(backwards))):
+    label2id = {str(name): int(index) for name, index in (config.label2id or {}).items()}
+    id2label = {str(name): int(index) for index, name in (config.id2label or {}).items()}
+    if label2id == id2label:
+        return label2id
+    # transformers names the classes LABEL_0, LABEL_1, ... where config.json does not.
+    named = [labels for labels in (id2label, label2id) if not all(name.startswith("LABEL_") for name in labels)]
+    if len(named) != 1 or sorted(named[0].values()) != list(range(len(id2label))):
         raise Refusal(
             f"config.json of the pretrained weights contradicts itself: id2label says {config.id2label}, and label2id "
             f"{config.label2id}. Correct one of them."
@@ -75,7 +86,7 @@ def pretrained_labels(cfg: Config, config: PretrainedConfig, task: str) -> Mappi
 
 
 def new_warning(name: str, config: PretrainedConfig, task: str) -> str:
-    """What is said of a checkpoint that gets a new head."""
+    """The warning about a checkpoint that gets a new head."""
     made_for = f" ({', '.join(config.architectures)})" if config.architectures else ""
     outputs = "one number" if task == "regression" else f"{config.num_labels} classes"
     if task == "question_answering":

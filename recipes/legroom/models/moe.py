@@ -21,7 +21,8 @@ class CastParameters:
     """A module whose parameters are read in another dtype."""
 
     def __init__(self, module: torch.nn.Module, dtype: torch.dtype):
-        self.module, self.dtype = module, dtype
+        self.module = module
+        self.dtype = dtype
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.module, name)
@@ -54,11 +55,17 @@ def gradient_flops(rows: torch.Size, weights: torch.Size, *_: Any, **__: Any) ->
 
 def has_experts(config: PretrainedConfig) -> bool:
     """Whether a model of this configuration has experts: families name their number differently."""
+    return _names_experts(config.to_dict())
 
-    def names(values: dict[str, Any]) -> list[str]:
-        return [*values, *(name for value in values.values() if isinstance(value, dict) for name in names(value))]
 
-    return any("experts" in str(name) and "implementation" not in str(name) for name in names(config.to_dict()))
+def _names_experts(values: dict[str, Any]) -> bool:
+    """Whether a configuration, or a part of it, has a key about experts."""
+    for key, value in values.items():
+        if "experts" in str(key) and "implementation" not in str(key):
+            return True
+        if isinstance(value, dict) and _names_experts(value):
+            return True
+    return False
 
 
 def register() -> str:
@@ -66,7 +73,7 @@ def register() -> str:
     transformers_models_private.register_experts(NAME, forward)
     formulas = dict.fromkeys(transformers_models_private.grouped_products(), flops)
     formulas[transformers_models_private.grouped_gradients()] = gradient_flops
-    for product, formula in formulas.items():
-        if product and product not in flop_registry:  # a later torch may have a formula
-            register_flop_formula(product)(formula)
+    for operation, formula in formulas.items():
+        if operation and operation not in flop_registry:  # a later torch may have a formula
+            register_flop_formula(operation)(formula)
     return NAME

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from legroom import invocation, paths
@@ -36,10 +37,11 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
         if isinstance(error, Refusal) or is_out_of_memory(error):
             raise
         if folder.exists():
-            said, pointer = _first_sentence(error), paths.not_pulled(folder)
-            if said.startswith("Error while deserializing") and not pointer:  # safetensors'
-                said = f"a .safetensors file there is cut off or damaged ({said}). Download it again."
-            raise Refusal(f"model.pretrained={name} cannot be loaded: {said} {pointer}".rstrip()) from error
+            cause = _first_sentence(error)
+            not_pulled = paths.not_pulled(folder)
+            if cause.startswith("Error while deserializing") and not not_pulled:  # safetensors'
+                cause = f"a .safetensors file there is cut off or damaged ({cause}). Download it again."
+            raise Refusal(f"model.pretrained={name} cannot be loaded: {cause} {not_pulled}".rstrip()) from error
         raise Refusal(
             f"model.pretrained={name} is no folder here, and the hub did not return it: {_first_sentence(error)} "
             "Without a network, give the folder of a saved model (config.json and .safetensors)."
@@ -77,10 +79,14 @@ def building(config: PretrainedConfig, name: str | None) -> Iterator[None]:
 
 
 def _first_sentence(error: Exception) -> str:
-    """What an error says in its first line, and in the second where the first announces it."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return printable(said) if " " in said else f"{type(error).__name__} {printable(said)}".rstrip()
+    """The first line of an error's message, and the second where the first ends with a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    sentence = lines[0] if lines else ""
+    if sentence.endswith(":"):
+        sentence = " ".join(lines[:2])
+    if " " in sentence:
+        return printable(sentence)
+    return f"{type(error).__name__} {printable(sentence)}".rstrip()
 
 
 # --- the weights -------------------------------------------------------------------------------
@@ -105,76 +111,108 @@ def load_weights(
         ignore_mismatched_sizes=True,  # they are refused below, with their names
         **settings,
     )
-    wrong = [found for found in report["mismatched_keys"] if not (replaced and head.is_part(model, found[0]))]
-    _refuse_mismatches(name, wrong)
-    missing = sorted(report["missing_keys"])
-    # T5's for question answering has its parts at the top, where a head lies.
-    heads = [key for key in missing if new_head and head.is_part(model, key) and not key.startswith("decoder.")]
-    others = [key for key in missing if key not in heads]
-    refuse_missing(f"model.pretrained={name}", model, others, "Save the whole model again, or choose another.")
+    mismatches = report["mismatched_keys"]
+    if replaced:
+        mismatches = [mismatch for mismatch in mismatches if not head.is_part(model, mismatch[0])]
+    _refuse_mismatches(name, mismatches)
+    missing_of_head = []
+    missing = []
+    for key in sorted(report["missing_keys"]):
+        # T5's class for question answering has its parts at the top, where a head lies.
+        if new_head and head.is_part(model, key) and not key.startswith("decoder."):
+            missing_of_head.append(key)
+        else:
+            missing.append(key)
+    refuse_missing(f"model.pretrained={name}", model, missing, "Save the whole model again, or choose another.")
     if replaced:
         transformers_models_private.initialise_head(model)
-    elif new_head and not heads:
+    elif new_head and not missing_of_head:
         raise Refusal(
             f"model.pretrained={name}: the checkpoint has a classification head, of which config.json says nothing. "
             f'Enter "architectures": ["{type(model).__name__}"] and the true id2label there.'
         )
     _refuse_no_numbers(name, model)
-    apart = transformers_models_private.not_tied(model)
-    for other, first in sorted(pair for pair in apart.items() if pair[0].endswith(".weight"))[:1]:
-        raise Refusal(
-            f"model.pretrained={name}: by its config.json, {other} is {first} (tie_word_embeddings), and its files "
-            "have two weights that differ. Programs that follow config.json read one of them alone. Enter "
-            '"tie_word_embeddings": false there (of a hub id, in a folder with its files), or take the wrong one out.'
-        )
+    _refuse_untied(name, model)
     unused = sorted(report["unexpected_keys"])
     if unused:
+        weights = _count(len(unused), "weight")
+        are = "is" if len(unused) == 1 else "are"
         warn(
-            f"model.pretrained={name}: {_count(len(unused), 'weight')} of the checkpoint "
-            f"{'is' if len(unused) == 1 else 'are'} not used by {type(model).__name__}: {_names(unused)}."
+            f"model.pretrained={name}: {weights} of the checkpoint {are} not used by {type(model).__name__}: "
+            f"{_names(unused)}."
         )
     return model
 
 
 def refuse_missing(where: str, model: PreTrainedModel, missing: list[str], instead: str) -> None:
     """Raises Refusal if a checkpoint, called `where`, lacks weights of a model. instead: what to do then."""
-    if missing:
-        raise Refusal(
-            f"{where}: {_count(len(missing), 'weight')} of {type(model).__name__} "
-            f"{'is' if len(missing) == 1 else 'are'} not in the checkpoint: {_names(missing)}. Without them the model "
-            f"would have random numbers there. {instead}"
-        )
+    if not missing:
+        return
+    weights = _count(len(missing), "weight")
+    are = "is" if len(missing) == 1 else "are"
+    raise Refusal(
+        f"{where}: {weights} of {type(model).__name__} {are} not in the checkpoint: {_names(missing)}. Without them "
+        f"the model would have random numbers there. {instead}"
+    )
 
 
 def _refuse_mismatches(name: str, mismatches: Any) -> None:
-    for key, theirs, ours in sorted(mismatches, key=lambda found: found[0])[:1]:
-        more = f" ({len(mismatches) - 1:,} more differ)" if len(mismatches) > 1 else ""
+    """Raises Refusal for weights of another shape. mismatches: (weight, its shape there, its shape in the model)."""
+    if not mismatches:
+        return
+    key, in_checkpoint, in_model = min(mismatches, key=lambda mismatch: mismatch[0])
+    more = ""
+    if len(mismatches) > 1:
+        more = f" ({len(mismatches) - 1:,} more differ)"
+    raise Refusal(
+        f"model.pretrained={name}: {key} has the shape {tuple(in_checkpoint)} in the checkpoint, and config.json asks "
+        f"for {tuple(in_model)}{more}. The two are not of the same model."
+    )
+
+
+def _refuse_untied(name: str, model: PreTrainedModel) -> None:
+    """Raises Refusal for a checkpoint with two different weights that its config.json ties to each other."""
+    untied = transformers_models_private.not_tied(model)
+    weights = sorted(key for key in untied if key.endswith(".weight"))
+    if weights:
         raise Refusal(
-            f"model.pretrained={name}: {key} has the shape {tuple(theirs)} in the checkpoint, and config.json asks for "
-            f"{tuple(ours)}{more}. The two are not of the same model."
+            f"model.pretrained={name}: by its config.json, {weights[0]} is {untied[weights[0]]} (tie_word_embeddings), "
+            "and its files have two weights that differ. Programs that follow config.json read one of them alone. "
+            'Enter "tie_word_embeddings": false there (of a hub id, in a folder with its files), or take the wrong one '
+            "out."
         )
 
 
 def _refuse_no_numbers(name: str, model: PreTrainedModel) -> None:
-    found = [
-        key
-        for key, weight in model.named_parameters()
-        if weight.is_floating_point()
-        and not weight.is_meta
-        and weight.numel()
-        and not all(edge.isfinite() for edge in weight.detach().aminmax())  # 20 times as fast as a sum of bf16
-    ]
-    if found or not all(scale.isfinite().all() for scale in quantised.scales(model)):
-        raise Refusal(
-            f"model.pretrained={name}: {_names(found) or 'a quantised weight'} in the checkpoint "
-            f"{'have' if len(found) > 1 else 'has'} values that are no numbers (NaN or infinite): the training that "
-            "saved it diverged, or the file is damaged. Choose another checkpoint."
-        )
+    """Raises Refusal for weights with NaN or infinite values."""
+    wrong = [key for key, weight in model.named_parameters() if not _is_finite(weight)]
+    scales_are_finite = all(scale.isfinite().all() for scale in quantised.scales(model))
+    if not wrong and scales_are_finite:
+        return
+    weights = _names(wrong) if wrong else "a quantised weight"
+    have = "have" if len(wrong) > 1 else "has"
+    raise Refusal(
+        f"model.pretrained={name}: {weights} in the checkpoint {have} values that are no numbers (NaN or infinite): "
+        "the training that saved it diverged, or the file is damaged. Choose another checkpoint."
+    )
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """Whether all values are finite. True for a weight without values, and for whole numbers."""
+    if weight.is_meta or weight.numel() == 0 or not weight.is_floating_point():
+        return True
+    least, largest = weight.detach().aminmax()  # NaN if one of them is; 20 times as fast as a sum of bf16
+    return bool(least.isfinite() and largest.isfinite())
 
 
 def _names(keys: list[str]) -> str:
-    return ", ".join(keys[:SHOWN]) + ", ..." * (len(keys) > SHOWN)
+    shown = keys[:SHOWN]
+    if len(keys) > SHOWN:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    if number != 1:
+        noun += "s"
+    return f"{number:,} {noun}"

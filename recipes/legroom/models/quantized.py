@@ -27,16 +27,23 @@ OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in
 
 def names(model: PreTrainedModel) -> list[str]:
     """The linear layers that are quantised. Raises Refusal for a model that has none."""
-    found = [name for name, module in model.named_modules() if _is_linear(module) and not head.is_part(model, name)]
-    if not found:
+    layers = []
+    for name, module in model.named_modules():
+        if _is_linear(module) and not head.is_part(model, name):
+            layers.append(name)
+    if not layers:
         raise Refusal(f"adapter.bits: {type(model).__name__} has no linear layers that can be quantised.")
-    return found
+    return layers
 
 
 def kept_names(model: PreTrainedModel) -> list[str]:
     """The linear layers that are not quantised."""
     chosen = set(names(model))
-    return [name for name, module in model.named_modules() if _is_linear(module) and name not in chosen]
+    layers = []
+    for name, module in model.named_modules():
+        if _is_linear(module) and name not in chosen:
+            layers.append(name)
+    return layers
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -60,7 +67,9 @@ def loading_arguments(model: PreTrainedModel, bits: int, dtype: torch.dtype, dev
             "bnb_4bit_use_double_quant": True,
             "bnb_4bit_compute_dtype": dtype,
         }
-    place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    place = torch.device(device)
+    if device == "cuda":
+        place = torch.device(device, torch.cuda.current_device())
     return {"quantization_config": BitsAndBytesConfig(**settings), "device_map": {"": place}}
 
 
@@ -81,7 +90,7 @@ def random_model(
         with torch.device("meta"):
             model = build()
         chosen = set(names(model))
-        made: dict[nn.Parameter, nn.Parameter] = {}  # shared weights are made once
+        made: dict[nn.Parameter, nn.Parameter] = {}  # a shared weight is made once
         transformers_models_private.initialise_layers(
             model,
             lambda module: _materialise(module, made),
@@ -103,10 +112,12 @@ def finish(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _tables_off_meta() -> AbstractContextManager:
-    """Where a model is built on the meta device, bitsandbytes' table of codes is not: it reads the numbers of that."""
+    """Keeps bitsandbytes' table of codes, whose numbers it reads, off the meta device where a model is built there."""
     from legroom.compat import bitsandbytes_private  # imports bitsandbytes
 
-    return bitsandbytes_private.own_code_tables() if torch.get_default_device().type == "meta" else nullcontext()
+    if torch.get_default_device().type == "meta":
+        return bitsandbytes_private.own_code_tables()
+    return nullcontext()
 
 
 def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter]) -> None:
@@ -138,7 +149,8 @@ def _quantised(layer: nn.Module, bits: int, dtype: torch.dtype, device: str | No
     layers: Any = bitsandbytes.nn  # its types are not exported
     assert isinstance(layer.weight, torch.Tensor)
     weight = layer.weight.data.to(device or layer.weight.device, dtype)
-    weight = weight.T.contiguous() if isinstance(layer, Conv1D) else weight
+    if isinstance(layer, Conv1D):
+        weight = weight.T.contiguous()
     size = (weight.shape[1], weight.shape[0], layer.bias is not None)
     with torch.device("meta"):
         if bits == 8:
@@ -190,28 +202,37 @@ def wide_configuration(config: PretrainedConfig) -> PretrainedConfig:
 
 def counts(model: nn.Module) -> dict[nn.Parameter, int]:
     """Weight -> how many numbers it has; one in 4 bits holds two in a byte."""
-    found = {weight: weight.numel() for weight in model.parameters()}
-    return found | {weight: math.prod(layer.quant_state.shape) for layer, weight in quantised.layers(model)}
+    numbers = {weight: weight.numel() for weight in model.parameters()}
+    for layer, weight in quantised.layers(model):
+        numbers[weight] = math.prod(layer.quant_state.shape)
+    return numbers
 
 
 def count(model: nn.Module) -> int:
     """How many numbers the weights of a model have, with those of the other ranks of a pipeline."""
     split = pipeline.of(model)
-    return sum(counts(model).values()) if split is None else split.parameters
+    if split is not None:
+        return split.parameters
+    return sum(counts(model).values())
 
 
 # --- what is not quantised -------------------------------------------------------------------------------
 
 
 def warnings(model: nn.Module, bits: int) -> list[str]:
-    """What of the layers is not quantised, though it is large: experts in tensors of their own; a line at most."""
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    """A line about large weights of the layers that are not quantised, as experts in one tensor; none without them."""
     in_4_bits = {weight for _, weight in quantised.layers(model)}
-    frozen = {w: n for stack in stacks for w, n in counts(stack).items() if not w.requires_grad}
-    wide = sum(n for w, n in frozen.items() if w.is_floating_point() and w.dim() > 1 and w not in in_4_bits)
-    if not wide:
+    frozen: dict[nn.Parameter, int] = {}  # weight of a layer -> its numbers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            frozen |= {weight: number for weight, number in counts(module).items() if not weight.requires_grad}
+    not_quantised = 0
+    for weight, number in frozen.items():
+        if weight.is_floating_point() and weight.dim() > 1 and weight not in in_4_bits:
+            not_quantised += number
+    if not_quantised == 0:
         return []
     return [
-        f"adapter.bits={bits}: {wide:,} of the {sum(frozen.values()):,} frozen parameters of the layers are in no "
-        f"linear layer (experts in one tensor), and are not quantised to {bits} bits."
+        f"adapter.bits={bits}: {not_quantised:,} of the {sum(frozen.values()):,} frozen parameters of the layers are "
+        f"in no linear layer (experts in one tensor), and are not quantised to {bits} bits."
     ]

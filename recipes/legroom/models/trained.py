@@ -22,7 +22,7 @@ from legroom.parallelism import unwrap
 from legroom.records.record import Record
 from legroom.records.saved_model import ADAPTER_FILE, check_speaks, check_talks, locate
 
-KINDS = {"CAUSAL_LM": "language_modelling", "SEQ_CLS": "classification"}  # peft's name of a task -> ours
+TASKS = {"CAUSAL_LM": "language_modelling", "SEQ_CLS": "classification"}  # peft's name of a task -> ours
 
 
 @dataclass
@@ -42,35 +42,39 @@ class Trained:
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
 
-def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
+def open_trained(path: Path, device: str, compare: bool = False) -> Trained:
     """The model in a folder, on a device and ready to generate. compare: with the model before the training.
 
     Raises Refusal for what is no language model, has no tokenizer, or whose base is not there.
     """
-    folder, found = locate(given)
-    check_talks(folder, found, compare)
+    folder, record = locate(path)
+    check_talks(folder, record, compare)
     logging.disable_progress_bar()
-    arguments = (found.config.get("data") or {}).get("template_arguments") if found is not None else None
+    template_arguments: dict[str, Any] = {}
+    base_name = ""
+    if record is not None:
+        template_arguments = (record.config.get("data") or {}).get("template_arguments") or {}
+        base_name = record.config["model"].get("pretrained") or ""
     if (folder / ADAPTER_FILE).is_file():
-        model, name, notes = open_adapter(folder, found, device)
-        _ends_alone(unwrap.base_model(model))
-        return Trained(model, _tokenizer(folder), model.disable_adapter, name, notes, arguments or {})
+        model, base_name, notes = open_adapter(folder, record, device)
+        _without_generation_settings(unwrap.base_model(model))
+        return Trained(model, _tokenizer(folder), model.disable_adapter, base_name, notes, template_arguments)
     config = _language_model(str(folder))
     tokenizer = _tokenizer(folder)
-    trained = Trained(_load(str(folder), config, device), tokenizer, template_arguments=arguments or {})
-    name = (found.config["model"].get("pretrained") if found is not None else None) or ""
+    trained = Trained(_load(str(folder), config, device), tokenizer, template_arguments=template_arguments)
     if compare:
-        other = _load(name, _language_model(name), device)
-        trained.base, trained.base_name = functools.partial(contextlib.nullcontext, other), name
+        base = _load(base_name, _language_model(base_name), device)
+        trained.base = functools.partial(contextlib.nullcontext, base)
+        trained.base_name = base_name
     return trained
 
 
 def open_adapter(
-    folder: Path, found: Record | None, device: str, as_trained: bool = False
+    folder: Path, record: Record | None, device: str, as_trained: bool = False
 ) -> tuple[Any, str, list[str]]:
     """(base and adapter as a PeftModel, the base's name, what was assumed), quantised where the training had it so.
 
-    found: the record of the training. as_trained: a classifier too, and weights in the types of the training; else a
+    record: of the training. as_trained: a classifier too, and weights in the types of the training; else a
     language model alone, in the type in which the base was saved. Raises Refusal.
     """
     try:
@@ -78,24 +82,33 @@ def open_adapter(
     except ImportError:
         raise Refusal(f"{folder} holds an adapter, which needs the package peft: pip install peft.") from None
     settings = json.loads((folder / ADAPTER_FILE).read_text())
-    name, kind = settings.get("base_model_name_or_path"), settings.get("task_type")
-    if kind not in KINDS:
+    name = settings.get("base_model_name_or_path")
+    kind = settings.get("task_type")
+    if kind not in TASKS:
         raise Refusal(f"{folder} holds an adapter for {kind}, no language model: it says nothing.")
-    if not name or found is not None and not found.config["model"].get("pretrained"):
+    beside_random_weights = record is not None and not record.config["model"].get("pretrained")
+    if not name or beside_random_weights:
         raise Refusal(
             f"{folder} holds an adapter beside random weights, which were not saved. Train one with model.pretrained=."
         )
-    cfg = from_dict(found.config) if found is not None else None
-    bits = cfg.adapter.bits if cfg is not None else None
+    notes = []
+    bits = None
     types: dict[str, Any] = {}
-    if as_trained and cfg is not None:
-        types = {"dtype": getattr(torch, cfg.model_dtype)}
-    config = _language_model(name) if kind == "CAUSAL_LM" else AutoConfig.from_pretrained(folder, local_files_only=True)
-    base, missing = _loaded(name, config, device, bits, AUTO_CLASSES[KINDS[kind]], **types)
-    brought = adapter_weights(folder)
-    where, instead = f"{folder}, an adapter, and {name}, its base", "Train it again."
-    pretrained.refuse_missing(where, base, [each for each in missing if each not in brought], instead)
-    notes = [] if found is not None else ["the adapter's run is not here: its base is loaded without quantisation."]
+    if record is None:
+        notes.append("the adapter's run is not here: its base is loaded without quantisation.")
+    else:
+        cfg = from_dict(record.config)
+        bits = cfg.adapter.bits
+        if as_trained:
+            types["dtype"] = getattr(torch, cfg.model_dtype)
+    if kind == "CAUSAL_LM":
+        config = _language_model(name)
+    else:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    base, missing = _loaded(name, config, device, bits, AUTO_CLASSES[TASKS[kind]], **types)
+    in_adapter = adapter_weights(folder)
+    missing = [weight for weight in missing if weight not in in_adapter]
+    pretrained.refuse_missing(f"{folder}, an adapter, and {name}, its base", base, missing, "Train it again.")
     return PeftModel.from_pretrained(base, str(folder)).eval(), name, notes
 
 
@@ -110,11 +123,11 @@ def _load(name: str, config: PretrainedConfig, device: str) -> Any:
     """A whole language model. Raises Refusal."""
     model, missing = _loaded(name, config, device)
     pretrained.refuse_missing(name, model, missing, "Save the whole model again, or choose another.")
-    return _ends_alone(model)
+    return _without_generation_settings(model)
 
 
-def _ends_alone(model: Any) -> Any:
-    """The model with none of the settings of generation, as beams and a temperature, of whoever made its base."""
+def _without_generation_settings(model: Any) -> Any:
+    """The model without its base's settings of generation, as beams and a temperature; it keeps its end tokens."""
     if model.can_generate():
         model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return model
@@ -124,14 +137,15 @@ def _loaded(
     name: str, config: PretrainedConfig, device: str, bits: int | None = None, kind: Any = AutoModelForCausalLM, **types
 ) -> tuple[Any, list[str]]:
     """(a model that evaluates, the names of the weights that its checkpoint lacks)."""
-    more: dict[str, Any] = {}
+    settings = {"dtype": "auto", "config": config, "use_safetensors": True} | types
     if bits:
         with torch.device("meta"):
-            shape = kind.from_config(copy.deepcopy(config))
-        more = quantized.loading_arguments(shape, bits, types.get("dtype", torch.bfloat16), device)
-    settings = {"dtype": "auto", "config": config, "use_safetensors": True} | types | more
+            without_memory = kind.from_config(copy.deepcopy(config))
+        dtype = types.get("dtype", torch.bfloat16)
+        settings |= quantized.loading_arguments(without_memory, bits, dtype, device)
     model, report = pretrained.call(kind.from_pretrained, name, output_loading_info=True, **settings)
-    return (quantized.finish(model) if bits else model.to(device)).eval(), sorted(report["missing_keys"])
+    model = quantized.finish(model) if bits else model.to(device)
+    return model.eval(), sorted(report["missing_keys"])
 
 
 def _language_model(name: str) -> PretrainedConfig:
