@@ -13,6 +13,7 @@ import pytest
 from conftest import small, start_legroom
 from processes import signal_all
 
+from legroom.data import time_limit
 from legroom.jobs import supervise
 from legroom.machine import signals
 from legroom.records import checkpoint_files, record_file
@@ -176,3 +177,18 @@ def test_a_thread_hears_what_is_blocked():
             while number not in heard and time.monotonic() < deadline:
                 time.sleep(0.01)
     assert heard == NUMBERS and signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
+# --- a template that does not end ---------------------------------------------------------------------
+
+
+def test_python_code_is_ended_after_its_time():
+    began = time.monotonic()
+    ended = pytest.raises(TimeoutError, match="counting has not ended after 0.2 seconds")
+    with ended, time_limit.limited(0.2, "counting"):
+        while True:
+            pass
+    assert time.monotonic() - began < 5
+    with time_limit.limited(0.2, "nothing"):
+        pass
+    time.sleep(0.3)  # the alarm is off

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from conftest import compose, small
 from fit_search import GPU, tiny
@@ -105,3 +107,24 @@ def test_a_resolved_configuration_can_be_checked_again():
 def test_half_the_batch_says_what_it_changes(size, typed, halved):
     *_, lever = batch.memory_levers(compose(*small(f"batch.per_device={size}", "data.samples=64", typed)).cfg)
     assert lever.overrides == halved
+
+
+@pytest.mark.parametrize(
+    "words, scaled",
+    [
+        (["+experiment/guide=vanilla", "batch.per_device=16", "train.warmup_steps=8"], ["0.0002", "0.0001", "2"]),
+        (["+experiment/guide=accumulation", "accumulation=x16"], ["0.0002", "0.0001"]),
+        (["+experiment/guide=vanilla", "batch.effective=16"], ["0.0002", "0.0001"]),
+        (["+experiment/guide=vanilla"], None),
+        (["+experiment/guide=accumulation", "batch.per_device=4", "accumulation=none"], None),
+        (["+experiment/guide=vanilla", "batch.per_device=16", "train.learning_rate=0.0002"], None),
+        (["batch.per_device=16"], None),
+    ],
+    ids=str,
+)
+def test_another_batch_names_the_scaled_rate(words, scaled):
+    """The experiments take 4 samples a step with a rate of 5e-5."""
+    composed = compose("device=cpu", *words)
+    assert not composed.problems
+    rates = [re.findall(r" by (\d\S*\d|\d)\b", line) for line in composed.record.warnings]
+    assert rates == ([scaled] if scaled else [])

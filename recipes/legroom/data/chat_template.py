@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 
+from legroom.data import time_limit
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.text_data import Warn
 from legroom.data.tokens import Tokens
@@ -29,6 +30,7 @@ PLAIN = (
 )
 # Behind the token that begins a text, if the tokenizer puts it there.
 PLAIN_SHOWN = "role:, the content in the next line, the token that ends a text after an answer, an empty line"
+RENDERING_SECONDS = 10.0  # for one conversation, which takes milliseconds; nested loops of a template may take hours
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
@@ -68,9 +70,10 @@ def _another(content: str) -> str:
 
 @contextlib.contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """Turns what a template raises into a Refusal that begins with `where`."""
+    """Turns what a template raises into a Refusal that begins with `where`, and ends one that does not end."""
     try:
-        yield
+        with time_limit.limited(RENDERING_SECONDS, "rendering it"):
+            yield
     except Exception as error:  # a template divides, overflows and calls itself as any program does
         raise Refusal(f"{where}: the chat template does not take this conversation: {first_line(error)}") from error
 

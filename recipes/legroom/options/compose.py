@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from legroom import config, paths
 from legroom.errors import Refusal
-from legroom.options import hydra_errors, menus, save, validate
+from legroom.options import hydra_errors, menus, save, scaled_rate, validate
 from legroom.records import record
 from legroom.records.environment import collect_environment
 
@@ -59,7 +59,8 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     if paths.own_menus():
         environment["menus"] = paths.menus_as_typed()
     key = record.config_key(resolved, environment["versions"])
-    return cfg, record.Record(cfg.recipe.kind, overrides, resolved, key, environment), problems
+    warnings = [] if problems else scaled_rate.advice(cfg, overrides, folders)
+    return cfg, record.Record(cfg.recipe.kind, overrides, resolved, key, environment, warnings=warnings), problems
 
 
 def compose(conf: Path, *overrides: str) -> Prepared:
