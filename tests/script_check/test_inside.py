@@ -15,7 +15,7 @@ import torch
 INSIDE = Path(__file__).parents[2] / "recipes" / "legroom" / "script_check" / "inside"
 sys.path.insert(0, str(INSIDE))
 
-from legroom_inside import arrays, branches, numbers, plain, rows
+from legroom_inside import arrays, branches, numbers, plain, ranks, rows
 from legroom_inside.hollow import LARGE, Hollow
 from legroom_inside.values import tensors_of
 
@@ -406,3 +406,13 @@ def test_a_copy_to_the_device_is_left_to_torch():
     hollow, aten = Hollow(), torch.ops.aten
     moved = run_on_host(hollow, aten._to_copy.default, torch.empty(LARGE), device=torch.device("cuda"))
     assert moved == (False, None)
+
+
+# --- ranks --------------------------------------------------------------------------------------------
+
+
+def test_other_ranks_are_ready_and_none_has_failed():
+    store = ranks.LoneStore()
+    assert store.check(["default_pg/ready"])
+    assert not store.check(["exception_dump"])  # NCCL's watchdog would write its state to a file, and end the process
+    assert not store.check(["default_pg/0//remote_error"])

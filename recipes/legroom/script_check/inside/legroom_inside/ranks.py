@@ -12,10 +12,14 @@ import torch.distributed as dist
 from legroom_inside import numbers, places
 
 UNKNOWN = bytes(128)  # what another rank would have written into the store: NCCL's identifiers are as long
+TROUBLE = ("exception_dump", "remote_error")  # under these keys ranks write that they have failed
 
 
 class LoneStore(getattr(dist, "Store", object)):
-    """A store that waits for nobody: what other ranks would have written is there already, as zeros."""
+    """A store that waits for nobody: what other ranks would have written is there already, as zeros.
+
+    None of them has failed.
+    """
 
     def __init__(self):
         super().__init__()
@@ -41,7 +45,7 @@ class LoneStore(getattr(dist, "Store", object)):
         return None
 
     def check(self, keys):
-        return True
+        return not any(key.endswith(TROUBLE) for key in keys)
 
     def delete_key(self, key):
         return self.values.pop(key, None) is not None
