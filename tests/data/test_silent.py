@@ -12,6 +12,7 @@ from test_data import CLASSES, LM, built, refusal
 
 from legroom.data import sources
 from legroom.errors import Refusal
+from legroom.options import train as train_options
 
 KINDS = ["csv", "tsv", "jsonl", "json", "parquet", "hub"]
 
@@ -174,6 +175,20 @@ def test_a_warm_up_that_never_ends_is_said(train, recipe):
         for steps in (3, 4)
     ]
     assert found[0] == [] and "the 4 steps" in found[1][0]
+
+
+def test_a_decay_that_is_longer_than_a_training_by_epochs_is_said(train):
+    words = ["train.schedule=wsd", "train.max_steps=null", "train.epochs=1", "data.samples=8", "batch.per_device=2"]
+    fits = train(*words, "train.warmup_steps=1", "train.decay_steps=3").record.warnings
+    cut = train(*words, "train.warmup_steps=1", "train.decay_steps=4").record.warnings
+    assert not any("train.decay_steps" in line for line in fits)
+    assert any("train.decay_steps are 5 steps together, and this training has 4" in line for line in cut)
+
+
+@pytest.mark.parametrize("warmup, decay", [(0, 10), (90, 10), (95, 5)])
+def test_the_usual_decay_begins_after_the_warm_up(warmup, decay):
+    cfg = compose("train.schedule=wsd", f"train.warmup_steps={warmup}", "train.max_steps=100").cfg
+    assert train_options.schedule_arguments(cfg, 100)["num_decay_steps"] == decay
 
 
 @pytest.mark.parametrize(

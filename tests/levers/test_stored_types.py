@@ -167,8 +167,9 @@ def test_weights_in_bf16_under_autocast(train, recipe):
     assert memory.weights_bytes == 2 * memory.parameter_count == memory.largest_bytes["gradients"]
 
 
-def test_embeddings_in_fp32_before_layer_norms_in_bf16_are_refused_on_a_cpu(train):
-    words = ["adapter=lora", "precision=bf16", "model=gpt2_tiny", "adapter.modules_to_save=[wte]"]
+@pytest.mark.parametrize("embeddings", ["wte", "wpe"])
+def test_embeddings_in_fp32_before_layer_norms_in_bf16_are_refused_on_a_cpu(train, embeddings):
+    words = ["adapter=lora", "precision=bf16", "model=gpt2_tiny", f"adapter.modules_to_save=[{embeddings}]"]
     refused = train(*words, status="refused").record
     assert "Type precision.weights=bf16, or precision.base=fp32." in refused.error.message
     train(*words, "precision.weights=bf16")
@@ -194,6 +195,34 @@ def test_a_type_of_an_adapter_is_refused_without_one(key):
     assert "Type adapter=lora" in problem
 
 
+@pytest.mark.parametrize(
+    "mode, instead",
+    [
+        (["parallelism=ddp"], "parallelism=fsdp"),
+        (["parallelism=fsdp", "parallelism.strategy=no_shard"], "parallelism.strategy=full_shard"),
+    ],
+    ids=" ".join,
+)
+def test_a_type_of_reduction_is_refused_where_nothing_is_sharded(mode, instead):
+    words = ["precision=bf16", "precision.reduction=bf16", *mode, "parallelism.num_processes=2"]
+    assert any("precision.reduction" in line and instead in line for line in compose("device=cpu", *words).problems)
+
+
+def test_two_types_in_a_unit_of_fsdp_are_refused(train):
+    words = ["recipe=estimate", "gpu=h100_80gb", "device=auto", "parallelism=fsdp", "parallelism.num_processes=2"]
+    words += [*LLAMA, "precision=bf16", "adapter.modules_to_save=[input_layernorm]"]
+    refused = train(*words, "precision.adapter=bf16", status="refused").record
+    assert "Type precision.adapter=fp32." in refused.error.message
+    train(*words)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_model_with_types_of_both_widths_generates_under_autocast(train, recipe):
+    words = [*LLAMA, "precision=bf16", "adapter.modules_to_save=[lm_head]", "data=source", "model.vocab=257"]
+    record = train(f"recipe={recipe}", *words, "eval.generate=1", "measure.ledger=false").record
+    assert len(record.evaluation.generated) == 1
+
+
 # --- saved, resumed --------------------------------------------------------------------------------
 
 
@@ -202,6 +231,12 @@ def test_the_merged_model_has_the_type_of_the_base(train, base):
     folder = run.folder / run_folder.MODEL_FOLDER
     merged = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert {weight.dtype for weight in merged.parameters()} == {BF16}
+
+
+def test_the_merged_model_has_the_type_of_the_base_beside_embeddings_that_were_trained_in_fp32(train, base):
+    words = ["adapter.modules_to_save=[embed_tokens]", "save.final=true", "save.merge=true"]
+    run = train(*words_of(base, "precision=bf16", *words))
+    assert transformers.AutoConfig.from_pretrained(run.folder / run_folder.MODEL_FOLDER).dtype == BF16
 
 
 def test_a_saved_adapter_stays_in_fp32(train, base):

@@ -53,8 +53,8 @@ def save(model: Any, folder: Path, dtype: torch.dtype, **written: Any) -> dict[s
         config.get_text_config().tie_word_embeddings = False
         with torch.device("meta"):
             plain = type(trained)(config)
-    # The type that config.json names; the files alone have that of a head in fp32.
-    plain.to(dtype=next(iter(weights.values())).dtype)  # pyright: ignore[reportCallIssue]  # transformers' decorator hides the method's self
+    # The type that config.json names is that of the base; what is trained whole beside it has its own in the files.
+    plain.to(dtype=trained.dtype)  # pyright: ignore[reportCallIssue]  # transformers' decorator hides the method's self
     if plain.can_generate():
         plain.generation_config = trained.generation_config
     weights = {name: weights[name] for name in plain.state_dict()}

@@ -273,7 +273,9 @@ class TrainingRun:
         count, data = self.cfg.eval.generate, self.training.data
         if not count or data.task != "language_modelling":
             return []
-        texts = generate.continuations(self.training.model, data, count, self.progress.warn)
+        texts = generate.continuations(
+            self.training.model, data, count, self.progress.warn, self.cfg.precision.autocast
+        )
         if self.cfg.target.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         return texts

@@ -116,15 +116,23 @@ def _fall_problems(cfg: Config) -> list[str]:
     return lines
 
 
-def warmup_warnings(cfg: Config, steps: int) -> list[str]:
-    """A warm-up that the training does not see the end of. steps: of the whole training."""
+def schedule_warnings(cfg: Config, steps: int) -> list[str]:
+    """A warm-up that the training does not see the end of, or a decay that is cut at its beginning. steps: of the whole
+    training."""
     warmup = cfg.train.warmup_steps
-    if warmup < steps:
-        return []
-    return [
-        f"train.warmup_steps={warmup:,} is not below the {steps:,} steps of this training: the learning rate never "
-        f"reaches train.learning_rate={cfg.train.learning_rate}."
-    ]
+    decay = cfg.train.decay_steps or 0
+    if warmup >= steps:
+        return [
+            f"train.warmup_steps={warmup:,} is not below the {steps:,} steps of this training: the learning rate never "
+            f"reaches train.learning_rate={cfg.train.learning_rate}."
+        ]
+    if warmup + decay > steps:
+        return [
+            f"train.warmup_steps and train.decay_steps are {warmup + decay:,} steps together, and this training has "
+            f"{steps:,}: the decay begins below train.learning_rate={cfg.train.learning_rate}. Type a smaller "
+            "train.decay_steps."
+        ]
+    return []
 
 
 def schedule_name(cfg: Config) -> str:
@@ -141,7 +149,10 @@ def schedule_arguments(cfg: Config, steps: int) -> dict[str, Any]:
     """What transformers' schedule is given beside its warm-up and its length. steps: of the whole training."""
     floor = cfg.train.floor or 0.0
     if cfg.train.schedule == "wsd":
-        decay = cfg.train.decay_steps or max(1, steps // WSD_DECAY)
+        decay = cfg.train.decay_steps
+        if decay is None:
+            after_warmup = steps - cfg.train.warmup_steps
+            decay = max(1, min(steps // WSD_DECAY, after_warmup))
         return {"num_decay_steps": decay, "decay_type": "linear", "min_lr_ratio": floor}
     return {"min_lr_rate": floor} if cfg.train.schedule == "cosine" and floor else {}
 

@@ -86,11 +86,30 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     }
     if own.experts:
         experts.split(model, own.experts, rank_info.current_rank().world_size, device, settings)
-    for unit in units(model, own.wrap, own.wrap_min_parameters):
+    model_units = units(model, own.wrap, own.wrap_min_parameters)
+    _check_types(cfg, [*model_units, model])
+    for unit in model_units:
         fully_shard(unit, **settings)
     fully_shard(model, **settings)
     if dtype is not None:  # Accelerate does this for every model except FSDP2's: norms and losses stay in fp32
         model.forward = torch.autocast(device, dtype)(model.forward)
+
+
+def _check_types(cfg: Config, model_units: list[nn.Module]) -> None:
+    """Raises Refusal for a unit that trains weights of two types, whose gradients FSDP does not add up together.
+
+    model_units: inner ones first.
+    """
+    taken: set[nn.Parameter] = set()
+    for unit in model_units:
+        own = {weight for weight in unit.parameters() if weight not in taken}
+        if len({weight.dtype for weight in own if weight.requires_grad}) > 1:
+            types = cfg.precision
+            raise Refusal(
+                f"parallelism={cfg.parallelism.name}: an adapter in {types.adapter} and weights in {types.weights} are "
+                f"in one unit of FSDP, which adds up gradients of one type. Type precision.adapter={types.weights}."
+            )
+        taken |= own
 
 
 def _storage(cfg: Config) -> torch.dtype:

@@ -1,10 +1,13 @@
 """Short continuations of evaluation rows, before and after a training (eval.generate)."""
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from legroom.config.menus import TYPES
 from legroom.data import answer_ends
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.dataset import Data
@@ -14,12 +17,15 @@ TOKENS = 48  # of a continuation
 DRAWN = {"do_sample": True, "temperature": 0.7}  # of texts: the likeliest token again and again says little
 
 
-def continuations(model: Any, data: Data, count: int, warn: Callable[[str], None]) -> list[tuple[str, str]]:
+def continuations(
+    model: Any, data: Data, count: int, warn: Callable[[str], None], autocast: str | None = None
+) -> list[tuple[str, str]]:
     """(prompt, continuation) of the first rows to evaluate on, on rank 0. An answer is of the likeliest tokens, a text
     is drawn with a seed of its own.
 
     model: without wrappers, its weights those to evaluate. Where it cannot generate, warn is given why, and there are
-    none.
+    none. autocast: the type of the passes under autocast, or None. A model with an adapter generates by the forward
+    pass of its base, around which Accelerate has put no autocast.
     """
     rows = [data.eval[index] for index in range(min(count, len(data.eval)))] if collectives.rank_index() == 0 else []
     was_training = model.training
@@ -28,12 +34,20 @@ def continuations(model: Any, data: Data, count: int, warn: Callable[[str], None
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), torch.random.fork_rng():
             torch.manual_seed(0)
             ends = answer_ends.end_tokens(data.tokenizer, model.generation_config.eos_token_id, warn) if rows else []
-            return [_continued(model, data.tokenizer, ends, *_prompt(row)) for row in rows]
+            with _passes(model, autocast):
+                return [_continued(model, data.tokenizer, ends, *_prompt(row)) for row in rows]
     except Exception as error:  # whatever an architecture raises; the training is worth more than a look at it
         warn(f"eval.generate: the model generates nothing ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
         return []
     finally:
         model.train(was_training)
+
+
+def _passes(model: Any, autocast: str | None) -> AbstractContextManager[Any]:
+    """Autocast to a type, which is one of `TYPES`; nothing where it is None."""
+    if autocast is None:
+        return contextlib.nullcontext()
+    return torch.autocast(model.device.type, getattr(torch, TYPES[autocast]))
 
 
 def _prompt(row: dict[str, torch.Tensor]) -> tuple[list[int], bool]:

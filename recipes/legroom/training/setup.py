@@ -118,6 +118,6 @@ def build(
     for lever in ingredients.levers:
         lever.after_prepare(loop)
     description = architectures.describe(cfg, model)
-    warnings = ingredients.warnings + train.warmup_warnings(cfg, loop.total_steps)
+    warnings = ingredients.warnings + train.schedule_warnings(cfg, loop.total_steps)
     warnings += [line for lever in ingredients.levers for line in lever.warnings(model)]
     return Training(ingredients.args, ingredients.data, model, loop, description, warnings)

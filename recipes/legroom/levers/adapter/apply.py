@@ -129,8 +129,8 @@ def _cast_trained(cfg: Config, model: nn.Module) -> None:
 def _check_norms(cfg: Config, model: Any) -> None:
     """Raises Refusal for embeddings that are trained in 32 bits before layer norms in 16, on a CPU: its kernel takes no
     input that is wider than its weights, and autocast does not widen these there."""
-    embeddings = model.get_input_embeddings().parameters()
-    wide = any(weight.requires_grad and weight.dtype == torch.float32 for weight in embeddings)
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]  # of positions, too
+    wide = any(layer.weight.requires_grad and layer.weight.dtype == torch.float32 for layer in embeddings)
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     narrow = any(weight.dtype != torch.float32 for norm in norms for weight in norm.parameters())
     if cfg.target.device == "cpu" and wide and narrow:

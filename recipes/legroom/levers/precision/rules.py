@@ -44,9 +44,14 @@ def _type_problems(cfg: Config, given: Collection[str]) -> list[str]:
         if key in given and not cfg.adapter.is_used:
             found.append(f"{key} is not used without an adapter. Type adapter=lora, or leave it out.")
     if types.reduction and not cfg.parallelism.sharded:
+        mode = f"parallelism={cfg.parallelism.name}"
+        instead = "Choose parallelism=fsdp"
+        if cfg.parallelism.kind == "fsdp":
+            mode = f"parallelism.strategy={cfg.parallelism.strategy}"
+            instead = "Type parallelism.strategy=full_shard"
         found.append(
-            f"precision.reduction is not used by parallelism={cfg.parallelism.name}, which adds up gradients in their "
-            "own type. Choose parallelism=fsdp, or leave it out."
+            f"precision.reduction is not used by {mode}, which adds up gradients in their own type. {instead}, or "
+            "leave it out."
         )
     allowed = ("fp32", types.autocast) if types.autocast else ("bf16",)
     if types.kind in ("fp16", "bf16", "bf16_pure") and types.base is not None and types.base not in allowed:
