@@ -42,7 +42,7 @@ def test_the_schema_has_every_key_of_an_option(path):
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_key_of_a_group_belongs_to_an_option(group):
     used = set().union(*(menus.option_values(group, option, [CONF]) for option in menus.options(group, [CONF])))
-    derived = {"replicas"} if group == "parallelism" else set()  # filled in, never given
+    derived = {"parallelism": {"replicas"}, "precision": {"copies"}}.get(group, set())  # filled in, never given
     # What an option needs, an optimizer of one's own and its arguments, and a known model's further sizes.
     optional = {"facts", "factory", "args", "config"}
     assert (used | derived) - optional == set(node_types(node_types()[group])) - optional and not used & derived
