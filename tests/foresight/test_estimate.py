@@ -324,6 +324,18 @@ def test_an_estimate_of_zero_needs_no_package(monkeypatch):
     assert not compose("recipe=estimate", "gpu=t4_16gb", "parallelism=zero", "parallelism.num_processes=4").problems
 
 
+def test_deepspeeds_bf16_mode_is_timed_without_casts(predicted):
+    """On a step that waits for the host: its calls are not more than in fp32, and autocast's are."""
+    words = ["gpu=a100_80gb", "model=llama_tiny", "parallelism=zero", "parallelism.num_processes=2"]
+    seconds = {}
+    for types in ("precision=fp32", "precision=bf16", "precision=bf16 precision.weights=fp32"):
+        speed = predicted(*words, *types.split()).speed
+        assert speed.bound_by == "host"
+        seconds[types] = speed.step_seconds_median
+    own_mode, autocast = seconds["precision=bf16"], seconds["precision=bf16 precision.weights=fp32"]
+    assert own_mode < seconds["precision=fp32"] < autocast
+
+
 def test_explain_belongs_to_an_estimate():
     assert "estimate.explain" in compose("estimate.explain=true").problems[0]
 

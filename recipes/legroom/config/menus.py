@@ -157,6 +157,11 @@ class Precision(Menu):
         return "bf16" if self.kind == "bf16_pure" else "fp32"
 
     @property
+    def timed_as(self) -> str:
+        """The kind as which an estimate times a step: DeepSpeed's bf16 mode has no casts of autocast."""
+        return "bf16_pure" if self.copies else self.kind
+
+    @property
     def compute_dtype(self) -> str:
         """torch's name of the type in which products with quantised weights are computed."""
         return {"fp16": "float16", "bf16": "bfloat16", "bf16_pure": "bfloat16"}.get(self.kind, "float32")

@@ -192,11 +192,11 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     paging = roofline.Paging(simulated.paged_bytes, min(without_room, simulated.paged_bytes))
     model = roofline.predict_compiled if cfg.compile else roofline.predict
     predict = functools.partial(model, paging=paging, beside_frozen=simulated.beside_frozen)
-    predicted = predict(simulated.tally, cfg.gpu, cfg.precision.kind, ranks)
+    predicted = predict(simulated.tally, cfg.gpu, cfg.precision.timed_as, ranks)
     _enter_times(cfg, outcome, simulated, predicted)
     if simulated.first_steps is not None:
         first = simulated.first_steps
-        seconds = [predict(tally, cfg.gpu, cfg.precision.kind, ranks).step_seconds for tally in first.tallies]
+        seconds = [predict(tally, cfg.gpu, cfg.precision.timed_as, ranks).step_seconds for tally in first.tallies]
         estimate.first_step_seconds = statistics.fmean(seconds)
         estimate.unpadded_tokens_per_second = first.unpadded_tokens / sum(seconds)
     peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.kind)

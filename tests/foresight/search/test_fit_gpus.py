@@ -148,6 +148,7 @@ def test_other_modes_are_searched_where_they_are_asked_for():
         "pipeline parallelism.stages=4",
         "pipeline parallelism.stages=2 precision=bf16",
         "zero parallelism.stage=2",
+        "zero parallelism.stage=2 precision=bf16",
         "fsdp parallelism.strategy=no_shard",
         pytest.param("fsdp_tp parallelism.strategy=shard_grad_op model=llama_tiny", marks=pytest.mark.slow),
         pytest.param("fsdp parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2", marks=pytest.mark.slow),

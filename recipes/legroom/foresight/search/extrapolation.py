@@ -170,6 +170,8 @@ def _times(cfg: Config, tally: Tally, precision: str) -> list[float]:
     """TIMES of the passes and of the rest. Where nothing is computed while GPUs send, all of it counts as one
     collective, which overlaps with nothing."""
     found = []
+    if cfg.precision.copies:
+        precision = cfg.precision.timed_as
     for phases, collectives in ((PASSES, 1), (STEP, 0)):
         seen = roofline.predict(_part(tally, phases), cfg.gpu, precision, cfg.parallelism.world_size)
         found += [getattr(seen, name) for name in TIMES[:-1]] + [collectives if tally.waits else seen.collectives]
