@@ -95,6 +95,12 @@ def test_the_setup_says_what_is_stored_in_which_type(outcome, stored, said):
     assert said in " ".join(brief.answer(outcome).split())
 
 
+def test_the_setup_says_that_most_frozen_weights_of_qlora_are_quantised(outcome):
+    outcome.config["precision"] |= {"kind": "bf16", "base": "bf16", "adapter": "fp32"}
+    outcome.config["adapter"] |= {"name": "qlora", "bits": 4}
+    assert "bf16 (frozen weights 4 bits and bf16, adapter fp32)," in " ".join(brief.answer(outcome).split())
+
+
 @pytest.mark.parametrize("status, shown", [("failed", True), ("oom", False)])
 def test_failed_rank_is_named(outcome, status, shown):
     outcome.status, outcome.error = status, Error("step", "ValueError", "no", None, 1)

@@ -234,7 +234,7 @@ def _in_use(outcome: Record) -> list[str]:
 def _setup(outcome: Record) -> str:
     """Recipe, precision, optimizer, batch, and the levers that are on."""
     config = outcome.config
-    parts = [outcome.recipe, _precision(config["precision"]), config["optim"]["name"], f"batch {_batch(config)}"]
+    parts = [outcome.recipe, _precision(config), config["optim"]["name"], f"batch {_batch(config)}"]
     for menu in GROUPS:
         option = (config.get(menu) or {}).get("name")
         if menu in NAMED_APART or option in OFF:
@@ -266,11 +266,14 @@ def _batch(config: dict[str, Any]) -> str:
     return batch
 
 
-def _precision(precision: dict) -> str:
+def _precision(config: dict[str, Any]) -> str:
     """The option, with the types that it stores where they are not those of a plain training."""
+    precision = config["precision"]
     types = []
     if precision.get("base"):
-        types.append(f"frozen weights {precision['base']}, adapter {precision['adapter']}")
+        bits = config["adapter"].get("bits")
+        quantised = f"{bits} bits and " if bits else ""
+        types.append(f"frozen weights {quantised}{precision['base']}, adapter {precision['adapter']}")
     elif precision.get("weights") == "bf16" and precision["kind"] == "bf16":
         types.append("weights bf16")
     if precision.get("copies"):
