@@ -15,7 +15,7 @@ import torch
 INSIDE = Path(__file__).parents[2] / "recipes" / "legroom" / "script_check" / "inside"
 sys.path.insert(0, str(INSIDE))
 
-from legroom_inside import arrays, branches, numbers, plain, ranks, rows
+from legroom_inside import arrays, branches, compilation, numbers, plain, ranks, rows
 from legroom_inside.hollow import LARGE, Hollow
 from legroom_inside.values import tensors_of
 
@@ -416,3 +416,21 @@ def test_other_ranks_are_ready_and_none_has_failed():
     assert store.check(["default_pg/ready"])
     assert not store.check(["exception_dump"])  # NCCL's watchdog would write its state to a file, and end the process
     assert not store.check(["default_pg/0//remote_error"])
+
+
+# --- compiled code ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("POINTWISE", 1), ("REDUCTION", 1), ("USER_AUTOTUNE", 3)])
+def test_a_kernel_is_compiled_with_one_size_of_blocks_unless_the_script_names_them(monkeypatch, kind, sizes):
+    class CachingAutotuner:  # as Inductor's own
+        def __init__(self, configs, heuristic_type):
+            self.configs = configs
+
+    module = types.ModuleType("torch._inductor.runtime.triton_heuristics")
+    module.CachingAutotuner = CachingAutotuner
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    compilation.take_first_blocks()
+    made = CachingAutotuner(configs=[1, 2, 3], heuristic_type=types.SimpleNamespace(name=kind))
+    assert made.configs == [1, 2, 3][:sizes]

@@ -61,6 +61,7 @@ class Session:
             self.plain = reads.install(self.recorder, talk.note)
             ranks.install()
             weights.install(talk.note)
+            compilation.take_first_blocks()
         self.rows = None
         self.usual = None  # what was found in a step on rows as they come
         if not self.is_real and asked.get("longest", True):
