@@ -97,6 +97,22 @@ def test_what_is_kept(on, capability, dtype, expected):
         assert kept == expected
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_efficient_kernel_keeps_nothing_else_on_the_gpu(on, dropout):
+    """The seed and the offset of its random numbers are numbers of the host."""
+    fake, kept = on(A100), []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor
+
+    query = heads(fake, FP32)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=dropout)
+    numbers = [tensor for tensor in kept if not tensor.dim()]
+    assert len(numbers) == 2 and all(number.is_cpu for number in numbers)
+
+
 def test_rows_of_three_dimensions_are_computed_by_hand(on):
     """Heads without a batch, as (H, T, D): no kernel takes them."""
     fake = on(H100)

@@ -137,6 +137,17 @@ def test_recurrent_layers_have_the_shapes_of_the_cpu(gpu, kind):
     assert [weight.grad.shape for weight in layer.parameters()] == [weight.shape for weight in layer.parameters()]
 
 
+@pytest.mark.parametrize("activation", [torch.nn.functional.silu, torch.nn.functional.mish])
+def test_the_backward_pass_of_an_activation_is_one_operation(gpu, activation):
+    """As on CUDA; a device without the kernel computes it by several, with as many temporaries."""
+    hidden = ones(gpu, 3, 4, requires_grad=True)
+    loss = activation(hidden).sum()
+    with Seen() as seen:
+        loss.backward()
+    computed = [name for name in seen.names if name not in ("ones_like", "expand", "detach")]
+    assert computed == [f"{activation.__name__}_backward"] and hidden.grad.shape == (3, 4)
+
+
 def test_a_ctc_loss_has_a_backward_pass(gpu):
     scores = ones(gpu, 20, 2, 5, requires_grad=True)
     targets = torch.ones(2, 4, dtype=torch.long).to(gpu.device)

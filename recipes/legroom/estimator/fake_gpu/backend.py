@@ -19,6 +19,8 @@ from legroom.estimator.fake_gpu.fake_storages import DEVICE_TYPE
 
 # torch.tensor and process groups call these below every dispatch mode, so the device needs kernels for them.
 KERNELS = ("empty.memory_format", "empty_strided", "copy_", "as_strided", "view", "_reshape_alias", "zero_")
+# One kernel on CUDA, and several operations on a device that has none: with their temporaries.
+KERNELS += ("silu_backward", "mish_backward", "native_channel_shuffle")
 
 
 class Stream:

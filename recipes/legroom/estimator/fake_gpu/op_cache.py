@@ -108,16 +108,11 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     if isinstance(result, torch.Tensor) and layouts.get(id(result), _layout(result)) != _layout(result):
         return LAID_OUT_ANEW, argument_of[id(result)], *_layout(result)  # transpose_ and its like
     description = _describe(result, argument_of, storage_of)
-    if name == "_scaled_dot_product_efficient_attention" and _argument(func, args, kwargs, "dropout_p"):
-        *others, seed, offset = description[1:]  # of its random numbers: attention.cu makes them on the host
+    if name == "_scaled_dot_product_efficient_attention":
+        # of its random numbers, which attention.cu makes on the host, without dropout, too
+        *others, seed, offset = description[1:]
         return (description[0], *others, (ON_HOST, *seed[1:4:2]), (ON_HOST, *offset[1:4:2]))
     return description
-
-
-def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """The value of an argument of a call by its name; None: it is left out."""
-    position = [argument.name for argument in schema(func).arguments].index(name)
-    return args[position] if position < len(args) else kwargs.get(name)
 
 
 def _layout(tensor: torch.Tensor) -> tuple:
@@ -143,6 +138,8 @@ WITHOUT_META = {
     aten._ctc_loss_backward.default: lambda _, scores, *__: torch.empty_like(scores),
     aten._sample_dirichlet.default: lambda parameters, *_: torch.empty_like(parameters),
     aten._dirichlet_grad.default: lambda sample, *_: torch.empty_like(sample),
+    aten.mish_backward.default: lambda _, tensor: torch.empty_like(tensor),
+    aten.native_channel_shuffle.default: lambda tensor, _: torch.empty_like(tensor),
 }
 
 
