@@ -18,10 +18,11 @@ from markdown_table import markdown
 from legroom import config
 from legroom.config import Config
 from legroom.foresight.search import objective, plan, runner, space
-from legroom.foresight.search.adviser import GPUS, OFFLOAD, Adviser, effective_batch
+from legroom.foresight.search.adviser import GPUS, OFFLOAD, Adviser
 from legroom.foresight.search.request import Options
 from legroom.foresight.search.space import SearchSpace
 from legroom.foresight.trials import Trial, Trials, with_changes
+from legroom.options.batch import effective_batch
 from legroom.options.hooks import Lever
 
 PAGE = checkout.ROOT / "docs" / "results" / "advice.md"

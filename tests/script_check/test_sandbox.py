@@ -675,7 +675,7 @@ def test_a_user_without_privileges(overlays, as_somebody):
         (folder / name).write_text("before\n")
     before = contents(folder / "shared")
     program = """
-        import os, subprocess, sys
+        import os, subprocess, sys, tempfile
         from pathlib import Path
         from legroom.script_check import sandbox
         kind = sys.argv[1]
@@ -683,7 +683,7 @@ def test_a_user_without_privileges(overlays, as_somebody):
         assert found.kind == kind, found.sentence
         writing = '''if True:
             import os, shutil, socket
-            for path in ("log.txt", "below/log.txt", "new.txt", "below/new.txt", "/var/tmp/new.txt", "/tmp/new.txt"):
+            for path in ("log.txt", "below/log.txt", "new.txt", "below/new.txt", "/var/tmp/new.txt", %r):
                 with open(path, "a") as file: file.write("inside")
                 assert open(path).read().endswith("inside")
             shutil.rmtree("below"); os.mkdir("below")
@@ -694,7 +694,7 @@ def test_a_user_without_privileges(overlays, as_somebody):
                 raise AssertionError(path)
             try: socket.create_connection(("192.0.2.1", 80), timeout=5)
             except OSError: print("done")
-        ''' % os.getuid()
+        ''' % (os.path.join(tempfile.gettempdir(), "new.txt"), os.getuid())
         os.chdir("shared")
         command = [sys.executable, "-c", writing]
         with sandbox.start(command, environment={}, folder=Path("../scratch"), kind=kind) as sandboxed:

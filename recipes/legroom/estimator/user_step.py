@@ -109,8 +109,10 @@ def seen_in(trace: OpTrace, gpu: Gpu, capacity_bytes: int, warnings: list[str]) 
     """What a trace asks of the allocator of a GPU, with all that has to be said of it."""
     limits = limits_of(capacity_bytes, gpu.memory_bytes)
     demand = allocator.replay(trace.allocator_events(), limits.capacity_bytes, limits.settings)
-    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in trace.model.modules())
-    return SimulatedUserStep(trace, demand, [*warnings, *limits.warnings, *[RECURRENT] * recurrent])
+    warnings = [*warnings, *limits.warnings]
+    if any(isinstance(module, torch.nn.RNNBase) for module in trace.model.modules()):
+        warnings.append(RECURRENT)
+    return SimulatedUserStep(trace, demand, warnings)
 
 
 def _unknown(error: BaseException) -> str:
@@ -118,7 +120,8 @@ def _unknown(error: BaseException) -> str:
     frames = list(traceback.extract_tb(error.__traceback__))
     where = places.own_line_of_error(error) or "the backward pass"
     library = known_values.reader(frames)
-    where += f" ({library})" * (library != "?" and library.partition(":")[0] not in where)
+    if library != "?" and library.partition(":")[0] not in where:
+        where += f" ({library})"
     what = str(error).splitlines()[0].replace(DEVICE_TYPE, "cuda")
     return (
         f"{where}: {what} The size of a result that depends on the values of tensors, or an operation that torch "

@@ -14,6 +14,7 @@ from legroom.config import Config
 from legroom.foresight.trials import TimeIsUp, Trial, Trials
 from legroom.machine import host
 from legroom.options import hooks
+from legroom.options.batch import effective_batch
 from legroom.options.hooks import Cost
 from legroom.records.record import Record, verdict_of
 
@@ -114,8 +115,6 @@ def _hint_for_step(cfg: Config, trials: Trials) -> str:
 
 def _sentence(cfg: Config, adviser: Adviser, trial: Trial) -> str:
     """A sentence about what fits: on how many GPUs, and what it changes."""
-    from legroom.foresight.search.adviser import effective_batch
-
     changed = config.from_dict(trial.record.config)
     gpus = changed.parallelism.world_size
     fits = f"{trial} fits"

@@ -128,8 +128,9 @@ def _simulate(
         largest = data_loader.largest_step(rows, args)
         steps = min(args.gradient_accumulation_steps, len(largest))
         trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
-        even, split = rows.collate is collate.stack, pipeline.of(model)  # whose micro-batches are under way together
-        enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if even and split is None else steps
+        even = rows.collate is collate.stack
+        split = pipeline.of(model)
+        enough = _simulated_micro_batches(steps) if even and split is None else steps
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         held = _input_tensors(largest, steps - enough if even else 0)
         tokens = _two_steps(training, trace, enough, held)
@@ -138,12 +139,12 @@ def _simulate(
         of_mode = functools.partial(_tally_of_mode, cfg, loop)
         tally = of_mode(trace.step_tally(steps if split is None else len(trace.passes)), steps)
         first_steps = drawn = evaluated = None
-        if gpu is not None and draw_lengths and not even:
-            settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
-            optimizer = trace.ledger.optimizer
-            first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
         if gpu is not None and draw_lengths:
-            evaluated = evaluation_memory.requests(cfg, training, fake, trace.ledger.optimizer)
+            optimizer = trace.ledger.optimizer
+            if not even:
+                settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
+                first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
+            evaluated = evaluation_memory.requests(cfg, training, fake, optimizer)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
@@ -166,7 +167,17 @@ def _simulate(
         rank=rank,
         own_layers=0 if split is None else split.layers,
     )
-    return simulated if gpu is None or not capacity_bytes else within(simulated, capacity_bytes, gpu.memory_bytes)
+    if gpu is None or not capacity_bytes:
+        return simulated
+    return within(simulated, capacity_bytes, gpu.memory_bytes)
+
+
+def _simulated_micro_batches(steps: int) -> int:
+    """How many of the equal micro-batches of an optimizer step are run; those of a pipeline are under way together, and
+    all of them are."""
+    if collectives.is_distributed():  # the last alone sends the gradients
+        return min(steps, MICRO_BATCHES + 1)
+    return min(steps, MICRO_BATCHES)
 
 
 def _played_mode(cfg: Config, loop: setup.Loop) -> list[str]:

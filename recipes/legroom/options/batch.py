@@ -35,6 +35,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return [larger_than_data(cfg, count)]
 
 
+def effective_batch(cfg: Config) -> int:
+    """The samples of an optimizer step of all ranks."""
+    return cfg.batch.per_device * cfg.accumulation.steps * (cfg.parallelism.replicas or 1)
+
+
 def larger_than_data(cfg: Config, count: int, kind: str = "sample") -> str:
     """The message about a batch of more samples than there are. count: samples of that kind to train on."""
     size = cfg.batch.per_device

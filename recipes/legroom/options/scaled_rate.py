@@ -12,6 +12,7 @@ from typing import Any
 from legroom import yaml_table
 from legroom.config import Config
 from legroom.options import menus
+from legroom.options.batch import effective_batch
 
 EXPERIMENT = re.compile(r"\+{1,2}(experiment(?:/\w+)*)=(\w+)")
 
@@ -32,8 +33,8 @@ def advice(cfg: Config, overrides: list[str], folders: list[Path]) -> list[str]:
     file = menus.options(group, folders).get(option)
     if file is None:
         return []
-    before = _effective_batch(yaml_table.read(file), folders)
-    now = cfg.batch.per_device * cfg.accumulation.steps * (cfg.parallelism.replicas or 1)
+    before = _of_experiment(yaml_table.read(file), folders)
+    now = effective_batch(cfg)
     if before in (None, now):
         return []
     times = now / before
@@ -46,7 +47,7 @@ def advice(cfg: Config, overrides: list[str], folders: list[Path]) -> list[str]:
     return [f"{override} takes {before} samples a step, and this job {now}: {rules}. It is not changed."]
 
 
-def _effective_batch(experiment: dict[str, Any], folders: list[Path]) -> int | None:
+def _of_experiment(experiment: dict[str, Any], folders: list[Path]) -> int | None:
     """The samples of an optimizer step of an experiment; None where it does not say its batch."""
     size = experiment.get("batch", {}).get("per_device")
     if size is None:

@@ -66,7 +66,7 @@ import importlib.util, json, os
 try:
     spec = importlib.util.find_spec("torch")
     origin = spec.origin if spec else None
-except Exception:
+except (ImportError, ValueError, AttributeError):  # a torch of the folder that is no package
     origin = None
 print(json.dumps({
     "python": sys.executable, "version": list(sys.version_info[:3]), "prefix": sys.prefix, "torch": origin,

@@ -99,19 +99,8 @@ def predict(
     Raises ValueError where the GPU lacks a dtype that the step computes in.
     """
     reached = reached or efficiencies.of_gpu(gpu)
-    by_kind: dict[str, float] = defaultdict(float)  # seconds
-    arithmetic_seconds = 0.0
-    passes_seconds = 0.0
-    for phase, counts in tally.counts.items():
-        for operation, times in counts.items():
-            if operation.kind == ops.COLLECTIVE:
-                continue
-            seconds = times * device_seconds(operation, gpu, precision, reached)
-            by_kind[operation.kind] += seconds
-            if phase != OPTIMIZER_PHASE:
-                passes_seconds += seconds
-            if operation.flops and is_arithmetic(operation, gpu, precision, reached):
-                arithmetic_seconds += seconds
+    kernels = _kernels(tally, gpu, precision, reached)
+    by_kind = kernels.by_kind
     if paging.homeless_bytes:
         by_kind[ops.HOST_COPY] += links.host_copy_seconds(2 * paging.bytes, gpu)
     waited = links.transfers(tally, gpu, num_processes, reached, awaited=True)
@@ -131,7 +120,7 @@ def predict(
     sent = links.transfers(tally, gpu, num_processes, reached)
     longer = 1.0  # by the time in which the ranks of a pipeline wait for each other
     if device:
-        longer += tally.idle * passes_seconds / device
+        longer += tally.idle * kernels.passes_seconds / device
     step_seconds = longer * overlapped(device, host, sent.seconds, sent.collectives)
     low_seconds = longer * overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives)
     high_seconds = longer * overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives)
@@ -144,7 +133,7 @@ def predict(
         device_seconds=device,
         host_seconds=host,
         link_seconds=sent.seconds,
-        arithmetic_seconds=arithmetic_seconds,
+        arithmetic_seconds=kernels.arithmetic_seconds,
         by_kind=dict(by_kind),
         efficiencies_from=reached.source,
         notes=_notes(tally, gpu, reached) + links.notes(sent, gpu, num_processes) + _copies_note(copying, gpu),
@@ -152,6 +141,33 @@ def predict(
         host_link_seconds=copying,
         machine_link_seconds=sent.machine_seconds,
     )
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """Seconds of the device: by class of operations, of the passes alone, and of those that arithmetic limits."""
+
+    by_kind: dict[str, float]
+    passes_seconds: float
+    arithmetic_seconds: float
+
+
+def _kernels(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies) -> _Kernels:
+    """What the device needs for the operations of a step, without the collectives."""
+    by_kind: dict[str, float] = defaultdict(float)
+    passes_seconds = 0.0
+    arithmetic_seconds = 0.0
+    for phase, counts in tally.counts.items():
+        for operation, times in counts.items():
+            if operation.kind == ops.COLLECTIVE:
+                continue
+            seconds = times * device_seconds(operation, gpu, precision, reached)
+            by_kind[operation.kind] += seconds
+            if phase != OPTIMIZER_PHASE:
+                passes_seconds += seconds
+            if operation.flops and is_arithmetic(operation, gpu, precision, reached):
+                arithmetic_seconds += seconds
+    return _Kernels(by_kind, passes_seconds, arithmetic_seconds)
 
 
 def predict_compiled(tally: Tally, *args: Any, **figures: Any) -> Prediction:

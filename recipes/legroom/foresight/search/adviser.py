@@ -18,6 +18,7 @@ from legroom.foresight.search.request import Options
 from legroom.foresight.trials import Trial, Trials, with_changes
 from legroom.levers.optim import rules as optim
 from legroom.options import hooks
+from legroom.options.batch import effective_batch
 from legroom.options.hooks import Cost, Lever
 
 GPUS = (2, 4, 8)
@@ -246,11 +247,6 @@ class Adviser:
             else:
                 changes.append(f"accumulation=x{steps}")
         return changes
-
-
-def effective_batch(cfg: Config) -> int:
-    """Rows of an optimizer step of all ranks."""
-    return cfg.batch.per_device * cfg.accumulation.steps * (cfg.parallelism.replicas or 1)
 
 
 def _steps_in_backward(levers: Iterable[Lever]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from legroom import paths
+from legroom import paths, units
 from legroom.config import Config
 from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
@@ -13,6 +13,7 @@ from legroom.foresight.search.space import BATCH, DIMENSIONS, MODES, SearchSpace
 from legroom.levers.parallelism import rules as parallelism
 from legroom.machine import host
 from legroom.options import menus
+from legroom.options.batch import effective_batch
 from legroom.options.overrides import FOLDER_KEYS
 
 # Overrides that no printed command repeats: two of them in one folder would refuse each other.
@@ -74,7 +75,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
         return None, problems
     if cfg.accumulation.kind != "none":
         request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file
-    effective = cfg.batch.per_device * cfg.accumulation.steps * cfg.parallelism.replicas
+    effective = effective_batch(cfg)
     ranks = cfg.parallelism.replicas * (cfg.parallelism.stages or 1)  # each has as many micro-batches as it needs
     search, share = SearchSpace(request.overrides, cfg, effective), effective // ranks
     search.left_out += [f"{text}: of one run; type it with the command that you choose." for text in of_one_run]
@@ -228,10 +229,10 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
         ]
     if asked and asked != mode.num_processes:
         other = typed or f"parallelism={mode.name}"
+        gpus = units.plural(mode.num_processes or 1, "GPU")
         return [
-            f"fit.gpus={asked} contradicts {other}, which is {mode.num_processes} "
-            f"GPU{'s' * (mode.num_processes != 1)}. Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp "
-            f"for {asked}."
+            f"fit.gpus={asked} contradicts {other}, which is {gpus}. Leave fit.gpus out, or choose parallelism=ddp or "
+            f"parallelism=fsdp for {asked}."
         ]
     if asked and cfg.gpu.kind == "auto" and asked > visible:
         return [f"fit.gpus={asked}, and {are_visible}. Type fit.gpus={visible}, or name the GPU: gpu=rtx4090_24gb."]

@@ -44,11 +44,13 @@ class FlatRank(ZeroSteps):
 
     def _kept_elements(self, rank: int) -> int:
         """Of the gradients that a rank keeps: whole ones, and a copy of its part where the part is of several."""
-        found = 0
+        elements = 0
         for group in self.optimizer.param_groups:
             parts = self.parts(trained(group), rank)
-            found += sum(weight.numel() for weight, *_ in parts) + (len(parts) > 1) * self._size(trained(group))
-        return found
+            elements += sum(weight.numel() for weight, *_ in parts)
+            if len(parts) > 1:
+                elements += self._size(trained(group))
+        return elements
 
     def _size(self, weights: Tensors) -> int:
         """The elements of each rank's part: DeepSpeed pads to two for each rank."""

@@ -105,12 +105,12 @@ def _plain_layers(cfg: Config, model: nn.Module) -> list[str]:
     ]
     experts = [name for name, weight in inner.named_parameters() if weight.dim() > 2 and "experts." in name]
     alone = [name for name in experts if ".base_layer." not in name] if targets == ALL_LINEAR else []
-    return [
-        f"no adapter lies beside {len(names):,} of the {what}: {names[0]}{', ...' * (len(names) > 1)}. "
-        "They stay as they are."
-        for what, names in (("linear layers that adapter.targets names", plain), ("tensors of experts", alone))
-        if names
-    ]
+    lines = []
+    for what, names in (("linear layers that adapter.targets names", plain), ("tensors of experts", alone)):
+        if names:
+            examples = names[0] if len(names) == 1 else f"{names[0]}, ..."
+            lines.append(f"no adapter lies beside {len(names):,} of the {what}: {examples}. They stay as they are.")
+    return lines
 
 
 def _cast_trained(cfg: Config, model: nn.Module) -> None:

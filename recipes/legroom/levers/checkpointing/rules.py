@@ -48,7 +48,15 @@ CONFLICTS = (
     ),
 )
 
-SEARCH = (Dimension("checkpointing", 20, not_tried=lambda cfg: COPIES * (cfg.checkpointing.kind == "offload") or None),)
+
+def reason_not_to_try(cfg: Config) -> str | None:
+    """Why fit leaves the chosen checkpointing out, or None."""
+    if cfg.checkpointing.kind == "offload":
+        return COPIES
+    return None
+
+
+SEARCH = (Dimension("checkpointing", 20, not_tried=reason_not_to_try),)
 
 
 def chosen(cfg: Config) -> bool:
