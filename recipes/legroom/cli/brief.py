@@ -151,7 +151,7 @@ def _time(outcome: Record) -> str:
             text += f" since step {resumed_from}"
         parts.append(text)
         if speed.step_seconds_median is not None:
-            parts.append(f"{units.digits(speed.step_seconds_median * 1000)} ms a step")
+            parts.append(f"{units.digits(speed.step_seconds_median * 1000)} ms a step (median)")
     if speed.samples_per_second is not None:
         samples, tokens = speed.samples_per_second, speed.tokens_per_second or 0
         if step is not None:

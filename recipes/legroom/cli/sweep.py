@@ -24,6 +24,7 @@ from typing import Any
 
 from hydra.conf import HydraConf
 
+from legroom import units
 from legroom.compat import hydra_private
 from legroom.jobs import fork_client
 from legroom.machine.worker_environment import SIMULATIONS
@@ -31,7 +32,7 @@ from legroom.ranks import rank_info
 from legroom.records import checkpoint_files, record, record_file
 from legroom.records.printable import printable
 from legroom.records.record import Record, shown_status
-from legroom.units import MIB
+from legroom.report import predicted
 
 FINAL = {"ok", "oom", "diverged", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "diverged", "preempted"}
@@ -252,10 +253,13 @@ def job_line(outcome: Record, number: int, overrides: list[str], before: str = "
     """A job of a sweep in one line. before: when its result was made, if this job did not run."""
     parts = [f"{number:>3}", f"{shown_status(outcome):<13}{' '.join(overrides)}"]
     if outcome.speed.samples_per_second:
-        parts.append(f"{outcome.speed.samples_per_second:.1f} samples/s")
+        rate = f"{outcome.speed.samples_per_second:.1f}"
+        if predicted.step_seconds(outcome) is not None:
+            rate = units.two_digits(outcome.speed.samples_per_second)
+        parts.append(f"{rate} samples/s")
     used_bytes = outcome.memory.device_used_bytes or outcome.memory.peak_tensor_bytes
     if used_bytes:
-        parts.append(f"{used_bytes / MIB:.0f} MiB")
+        parts.append(units.size(used_bytes))
     if outcome.training.diverged:
         parts.append("the loss is not a number")
     if outcome.error and outcome.status != "refused":  # refusals are printed once for all, under the table
