@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from legroom.compat import transformers_models_private
 from legroom.config import Config
+from legroom.config.menus import TYPES
 from legroom.errors import Refusal
 from legroom.options import gpu
 from legroom.parallelism import experts, four_bits
@@ -24,7 +25,6 @@ from legroom.parallelism.pipeline_parts import layers_of
 from legroom.ranks import collectives, rank_info
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precision -> dtype of the computation
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of precision.reduction
 
 
 def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
@@ -75,8 +75,10 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     own = cfg.parallelism
     four_bits.as_floats(model, _storage(cfg))
     dtype = DTYPES.get(cfg.precision.kind)
-    reduction = TYPES[cfg.precision.reduction] if cfg.precision.reduction else None
-    if reduction is None and dtype is not None:
+    reduction = None  # gradients are added up in their own type
+    if cfg.precision.reduction is not None:
+        reduction = getattr(torch, TYPES[cfg.precision.reduction])
+    elif dtype is not None:
         reduction = torch.float32
     settings: dict[str, Any] = {
         "mesh": _mesh(cfg, model, device),

@@ -10,15 +10,21 @@ from legroom.options.hooks import PASSES, STEP, Conflict, Cost, Dimension, Lever
 
 def resolve(cfg: Config) -> list[str]:
     """Fill in the types that the option leaves open, and leave out those of parts that the model does not have."""
-    types, zero = cfg.precision, cfg.parallelism.kind == "zero"
-    usual = "bf16" if zero and types.kind == "bf16" else types.usual_weights
-    types.weights = types.weights or usual
+    types = cfg.precision
+    zero = cfg.parallelism.kind == "zero"
+    if types.weights is None:
+        types.weights = types.usual_weights
+        if zero and types.kind == "bf16":  # DeepSpeed's own mode
+            types.weights = "bf16"
     types.copies = "fp32" if zero and types.weights == "bf16" else None
-    if cfg.adapter.is_used:
-        types.base = types.base or {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[types.compute_dtype]
-        types.adapter = types.adapter or (types.weights if zero else types.usual_weights)
-    else:
-        types.base = types.adapter = None
+    if not cfg.adapter.is_used:
+        types.base = None
+        types.adapter = None
+        return []
+    if types.base is None:  # frozen weights have the type of the products
+        types.base = types.autocast or types.usual_weights
+    if types.adapter is None:
+        types.adapter = types.weights if zero else types.usual_weights
     return []
 
 
