@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import accelerate
-from torch import Tensor
 from torch.nn import DataParallel
 from transformers import PreTrainedModel, TrainingArguments, get_scheduler
 
@@ -20,7 +19,7 @@ from legroom.options import hooks, train
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.training.after_step import EvaluateThenSave
-from legroom.training.step import forward_backward, learning_rate, step_counts, step_shares, whole_norm
+from legroom.training.step import StepFigures, forward_backward, learning_rate, step_counts, step_shares, whole_norm
 
 
 class Loop:
@@ -30,13 +29,16 @@ class Loop:
     """
 
     def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
-        self.args, self.data, self.levers = args, data, hooks.behaviours(cfg)
+        self.args = args
+        self.data = data
+        self.levers = hooks.behaviours(cfg)
         # `accelerate.Accelerator` by its module, where an estimate replaces it.
         self.accelerator = accelerate.Accelerator(
             mixed_precision=args.mixed_precision, **hooks.accelerator_arguments(cfg, args)
         )
         self.loader = data_loader.batch_loader(data, data.train, args, args.train_batch_size, shuffle=True)
-        self.bare_model, self.pipeline = model, pipeline.attach(self.accelerator, model)
+        self.bare_model = model
+        self.pipeline = pipeline.attach(self.accelerator, model)
         self.model: Any
         self.optimizer: Any
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer.build_optimizer(cfg, args, model))
@@ -56,36 +58,38 @@ class Loop:
         """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
         self.model.train()
         unwrap.start_training(self.optimizer)
-        done = saver.begin(self)
+        steps_done = saver.begin(self)
         step_log.begin()
-        if done >= self.total_steps:
+        if steps_done >= self.total_steps:
             return
-        for epoch in range(done // self.steps_per_epoch, math.ceil(self.total_steps / self.steps_per_epoch)):
+        micro_batches = self.args.gradient_accumulation_steps
+        first_epoch = steps_done // self.steps_per_epoch
+        for epoch in range(first_epoch, math.ceil(self.total_steps / self.steps_per_epoch)):
             self.loader.set_epoch(epoch)
-            self.loader.skip(done % self.steps_per_epoch * self.args.gradient_accumulation_steps)
-            for batches in chunks(self.loader, self.args.gradient_accumulation_steps):
+            self.loader.skip(steps_done % self.steps_per_epoch * micro_batches)  # of a training that is resumed
+            for batches in chunks(self.loader, micro_batches):
                 # ----------------------------------------------------------------------------
                 figures = self.step(batches)
                 # ----------------------------------------------------------------------------
                 step_log.step(*figures)
-                done += 1
-                if saver.after_step(done) or done == self.total_steps:
+                steps_done += 1
+                if saver.after_step(steps_done) or steps_done == self.total_steps:
                     return
 
-    def step(self, batches: list[Batch]) -> tuple[Tensor, int, Any, float, Tensor | None, int]:
-        """One optimizer step over its micro-batches. Returns (mean loss, samples, tokens, learning rate, norm of the
-        gradients, tokens without padding) of all ranks."""
+    def step(self, batches: list[Batch]) -> StepFigures:
+        """One optimizer step over its micro-batches."""
+        shares, size = step_shares(batches)
         losses = []
-        shares, samples, tokens, unpadded = step_shares(batches)
-        if self.pipeline is not None:
+        if self.pipeline is not None:  # which takes all micro-batches of a step at once
             with hooks.around_step(self.levers):
                 losses.append(self.pipeline.step(batches, shares))
-            batches = []
-        for index, (batch, share) in enumerate(zip(batches, shares)):
-            last = self.accelerator.sync_gradients = index == len(batches) - 1
-            sync = nullcontext() if last else self.accelerator.no_sync(self.model)
-            with sync, hooks.around_step(self.levers):
-                losses.append(forward_backward(self.accelerator, self.model, batch, share, self.optimizer))
+        else:
+            for index, (batch, share) in enumerate(zip(batches, shares)):
+                is_last = index == len(batches) - 1
+                self.accelerator.sync_gradients = is_last
+                synchronised = nullcontext() if is_last else self.accelerator.no_sync(self.model)
+                with synchronised, hooks.around_step(self.levers):
+                    losses.append(forward_backward(self.accelerator, self.model, batch, share, self.optimizer))
         norm = None
         if self.args.max_grad_norm > 0:
             norm = whole_norm(self.accelerator.clip_grad_norm_(self.parameters, self.args.max_grad_norm))
@@ -95,7 +99,7 @@ class Loop:
             self.scheduler.step()
         self.optimizer.zero_grad()
         loss = collectives.all_reduce_mean(sum(losses[1:], losses[0]))
-        return loss, samples, tokens, rate, norm, unpadded
+        return StepFigures(loss, size.samples, size.tokens, rate, norm, size.unpadded_tokens)
 
     def one_more_step(self, ledger: AbstractContextManager) -> int:
         """The same step once more under the ledger, on the largest batches of the data. Returns its tokens."""
@@ -105,7 +109,7 @@ class Loop:
         unwrap.start_training(self.optimizer)
         with ledger:
             figures = self.step(batches)
-        return int(figures[2])
+        return int(figures.tokens)
 
 
 def chunks(loader: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

@@ -1,5 +1,6 @@
 """What happens between two optimizer steps: an evaluation where one is due, then a checkpoint."""
 
+import math
 from typing import Any
 
 from transformers import TrainingArguments
@@ -19,8 +20,12 @@ class EvaluateThenSave:
     def __init__(
         self, cfg: Config, args: TrainingArguments, data: Data, step_log: StepLog, saver: Saver, progress: Progress
     ):
-        self.cfg, self.args, self.data = cfg, args, data
-        self.step_log, self.saver, self.progress = step_log, saver, progress
+        self.cfg = cfg
+        self.args = args
+        self.data = data
+        self.step_log = step_log
+        self.saver = saver
+        self.progress = progress
 
     def begin(self, loop: Any) -> int:
         """The loop is ready to train. Returns the number of steps that are done."""
@@ -29,13 +34,20 @@ class EvaluateThenSave:
 
     def after_step(self, step: int) -> bool:
         """Called by a loop after each step. Returns whether the training stops here."""
-        every, total = self.cfg.eval.every_steps, self.loop.total_steps
-        if every and step % every == 0 and step < total:
-            self.step_log.flush()
-            result = evaluate.evaluate(self.cfg, self.args, self.loop, self.data, self.progress)
-            self.step_log.evaluation(result)
-            loss = "not a number" if result.loss is None or result.loss != result.loss else f"{result.loss:.4f}"
-            self.progress.send(Shown(f"{step}/{total}  evaluation loss {loss}, {quality(result)}", of_one_run=True))
-            self.progress.enter("train", "training", step=step, total=total)
-            self.step_log.restart_step_timer()
+        every_steps = self.cfg.eval.every_steps
+        if every_steps and step % every_steps == 0 and step < self.loop.total_steps:
+            self._evaluate(step)
         return self.saver.after_step(step)
+
+    def _evaluate(self, step: int) -> None:
+        total = self.loop.total_steps
+        self.step_log.flush()
+        result = evaluate.evaluate(self.cfg, self.args, self.loop, self.data, self.progress)
+        self.step_log.evaluation(result)
+        if result.loss is None or math.isnan(result.loss):
+            loss = "not a number"
+        else:
+            loss = f"{result.loss:.4f}"
+        self.progress.send(Shown(f"{step}/{total}  evaluation loss {loss}, {quality(result)}", of_one_run=True))
+        self.progress.enter("train", "training", step=step, total=total)
+        self.step_log.restart_step_timer()

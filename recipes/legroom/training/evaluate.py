@@ -40,39 +40,42 @@ def evaluate(
     buffer: save before. loop: a `Loop` of either recipe. progress: is sent the batches that are done. between: called
     before each batch, of which all ranks have the same number.
     """
+    device = loop.accelerator.device
+    best_spans: list[tuple] = []
+
+    def advance(batches_done: int) -> None:
+        progress.advance(batches_done)
+        between()
+
+    def collect_answers(batch: data_loader.Batch, output: Any) -> None:
+        if data.answers is None:
+            return
+        starts = output.start_logits.float().cpu()
+        ends = output.end_logits.float().cpu()
+        for row, start, end in zip(batch.indices, starts, ends):
+            best_spans.append(data.answers.best(row, start, end))
+
     with evaluating(cfg, loop) as forward:
-        start = time.perf_counter()
+        began = time.perf_counter()
         loader = data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False)
         progress.enter("eval", "evaluating", total=len(loader))
-        device = loop.accelerator.device
-
-        def advance(index: int) -> None:
-            progress.advance(index)
-            between()
-
-        spans: list[tuple] = []
-
-        def answered(batch: data_loader.Batch, output: Any) -> None:
-            if data.answers is not None:
-                logits = zip(batch.indices, output.start_logits.float().cpu(), output.end_logits.float().cpu())
-                spans.extend(data.answers.best(*each) for each in logits)
-
-        loss_sum, count, samples, *sums = totals(forward, loader, data.task, device, advance, answered)
-    if collectives.is_distributed():  # of ranks with the same rows, each has counted them
-        found = collectives.all_reduce_sum([loss_sum, count, samples, *sums], loop.accelerator.device)
-        loss_sum, count, samples, *sums = found * data.ranks / collectives.world_size()
-    loss, samples = float(loss_sum / count), int(samples)
-    result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
+        sums = totals(forward, loader, data.task, device, advance, collect_answers)
+    if collectives.is_distributed():
+        # Ranks that have the same rows (tensor and context parallelism) have each counted them.
+        sums = collectives.all_reduce_sum(sums, device) * data.ranks / collectives.world_size()
+    loss_sum, count, samples, *score_sums = sums
+    loss = float(loss_sum / count)
+    result = Evaluation(samples=int(samples), loss=loss, seconds=time.perf_counter() - began)
     result.available_samples = data.eval_available or len(data.eval)
-    if math.isnan(loss):  # of logits that are no numbers, which score like an answer that is always the same
+    if math.isnan(loss):  # logits that are NaN would score like an answer that is always the same
         return result
-    scores.enter(result, data.task, [float(each) for each in sums])
+    scores.enter(result, data.task, [float(number) for number in score_sums])
     if data.task == "classification":
         labels = torch.tensor(data.eval.with_format(None)["labels"][:])
         result.most_frequent_share = int(labels.bincount().max()) / len(labels)
     if data.answers is not None:
-        spans = list(itertools.chain.from_iterable(collectives.all_gather(spans)))
-        result.f1, result.exact_match = scores.squad(data.answers.pairs(spans))
+        all_spans = itertools.chain.from_iterable(collectives.all_gather(best_spans))
+        result.f1, result.exact_match = scores.squad(data.answers.pairs(list(all_spans)))
     return result
 
 
@@ -92,10 +95,15 @@ def evaluating(cfg: Config, loop: Any) -> Iterator[Any]:
     recipe."""
     model = unwrap.inner_model(loop.accelerator, loop.model)
     dtypes = [(weight, weight.dtype) for weight in model.parameters()]
-    buffers = [(module, *each) for module in model.modules() for each in module.named_buffers(recurse=False)]
-    forward = loop.model if cfg.parallelism.kind == "zero" else model  # DeepSpeed's engine applies autocast
-    swapped = unwrap.evaluation_weights(loop.optimizer)  # in the types that its optimizer has
-    with torch.no_grad(), swapped, unwrap.without_routers_loss(model):
+    buffers = []
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            buffers.append((module, name, buffer))
+    forward = model
+    if cfg.parallelism.kind == "zero":  # DeepSpeed's engine applies autocast
+        forward = loop.model
+    with torch.no_grad(), unwrap.evaluation_weights(loop.optimizer), unwrap.without_routers_loss(model):
+        # The optimizer's swap comes before the cast: it needs the weights in the types that they were trained in.
         if cfg.eval.precision:
             model.to(DTYPES[cfg.eval.precision])
             for module, name, buffer in buffers:
@@ -121,13 +129,14 @@ def totals(
     task: str,
     device: torch.device,
     advance: Callable[[int], None] = lambda _: None,
-    answered: Callable[[data_loader.Batch, Any], None] = lambda *_: None,
+    on_output: Callable[[data_loader.Batch, Any], None] = lambda *_: None,
 ) -> list:
     """[summed loss, labels, samples, and the sums of `scores.SUMS`] of this rank. advance: called with the number of
-    batches that are done. answered: called with each batch that has rows, and what the model makes of it."""
+    batches that are done. on_output: called with each batch that has rows, and the model's output for it."""
     loss_sum: Any = torch.zeros((), dtype=torch.float64, device=device)
     count: Any = 0
-    samples, sums = 0, [0.0] * scores.SUMS.get(task, 0)
+    samples = 0
+    score_sums: list[Any] = [0.0] * scores.SUMS.get(task, 0)
     for index, batch in enumerate(loader):
         advance(index)
         output = forward(**batch)
@@ -137,8 +146,9 @@ def totals(
         loss_sum = loss_sum + output.loss.double() * labels
         count = count + labels
         samples += batch.rows
-        if sums:
-            sums = [one + more for one, more in zip(sums, scores.sums(task, output.logits, batch["labels"]))]
-        answered(batch, output)
+        if score_sums:
+            for place, number in enumerate(scores.sums(task, output.logits, batch["labels"])):
+                score_sums[place] = score_sums[place] + number
+        on_output(batch, output)
         del output  # its logits would stay while the next batch makes its own
-    return [loss_sum, count, samples, *sums]
+    return [loss_sum, count, samples, *score_sums]

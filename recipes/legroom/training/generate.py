@@ -20,24 +20,30 @@ DRAWN = {"do_sample": True, "temperature": 0.7}  # of texts: the likeliest token
 def continuations(
     model: Any, data: Data, count: int, warn: Callable[[str], None], autocast: str | None = None
 ) -> list[tuple[str, str]]:
-    """(prompt, continuation) of the first rows to evaluate on, on rank 0. An answer is of the likeliest tokens, a text
-    is drawn with a seed of its own.
+    """(prompt, continuation) of the first rows to evaluate on, on rank 0; on other ranks none. An answer is greedy, a
+    text is drawn with a seed of its own.
 
     model: without wrappers, its weights those to evaluate. Where it cannot generate, warn is given why, and there are
     none. autocast: the type of the passes under autocast, or None. A model with an adapter generates by the forward
     pass of its base, around which Accelerate has put no autocast.
     """
-    rows = [data.eval[index] for index in range(min(count, len(data.eval)))] if collectives.rank_index() == 0 else []
+    if collectives.rank_index() != 0:
+        return []
     was_training = model.training
     model.eval()
+    texts = []
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), torch.random.fork_rng():
             torch.manual_seed(0)
-            ends = answer_ends.end_tokens(data.tokenizer, model.generation_config.eos_token_id, warn) if rows else []
+            ends = answer_ends.end_tokens(data.tokenizer, model.generation_config.eos_token_id, warn)
             with _passes(model, autocast):
-                return [_continued(model, data.tokenizer, ends, *_prompt(row)) for row in rows]
+                for index in range(min(count, len(data.eval))):
+                    prompt, asks = _prompt(data.eval[index])
+                    texts.append(_continued(model, data.tokenizer, ends, prompt, asks))
+        return texts
     except Exception as error:  # whatever an architecture raises; the training is worth more than a look at it
-        warn(f"eval.generate: the model generates nothing ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
+        reason = str(error).partition("\n")[0]
+        warn(f"eval.generate: the model generates nothing ({type(error).__name__}: {reason})")
         return []
     finally:
         model.train(was_training)
@@ -51,24 +57,32 @@ def _passes(model: Any, autocast: str | None) -> AbstractContextManager[Any]:
 
 
 def _prompt(row: dict[str, torch.Tensor]) -> tuple[list[int], bool]:
-    """(tokens to continue, whether they ask for an answer): what stands before the first one, or the half of a text."""
-    ids, trained = row["input_ids"].tolist(), (row["labels"] != IGNORE_INDEX).tolist()
-    first = trained.index(True, 1)
-    return (ids[: max(1, len(ids) // 2)], False) if first == 1 else (ids[:first], True)
+    """(tokens to continue, whether they ask for an answer): of a conversation the tokens before its first answer, of a
+    text its first half."""
+    ids = row["input_ids"].tolist()
+    has_label = (row["labels"] != IGNORE_INDEX).tolist()
+    first = has_label.index(True, 1)
+    if first == 1:  # every token of a text is trained
+        return ids[: max(1, len(ids) // 2)], False
+    return ids[:first], True
 
 
-def _continued(model: Any, tokenizer: Any, ends: list[int], prompt: list[int], answers: bool) -> tuple[str, str]:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or len(prompt) + 2 * TOKENS
-    room = min(TOKENS, limit // 2)
-    prompt = prompt[-(limit - room) :]
+def _continued(model: Any, tokenizer: Any, ends: list[int], prompt: list[int], asks: bool) -> tuple[str, str]:
+    new_tokens = TOKENS
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None:
+        new_tokens = min(TOKENS, limit // 2)
+        prompt = prompt[-(limit - new_tokens) :]
+    settings: dict[str, Any] = {"do_sample": False} if asks else dict(DRAWN)
+    if ends:
+        settings["eos_token_id"] = ends
     ids = torch.tensor([prompt], device=model.device)
-    made = model.generate(
+    generated = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=room,
-        **({"do_sample": False} if answers else DRAWN),
+        max_new_tokens=new_tokens,
         use_cache=True,
-        eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else 0,
+        **settings,
     )[0].tolist()
-    return tokenizer.decode(prompt), tokenizer.decode(made[len(prompt) :], skip_special_tokens=True)
+    return tokenizer.decode(prompt), tokenizer.decode(generated[len(prompt) :], skip_special_tokens=True)

@@ -21,46 +21,59 @@ def sums(task: str, logits: Tensor, labels: Tensor) -> list[Tensor]:
     if task == "classification":
         return [(logits.argmax(-1) == labels).sum()]
     if task == "multi_label":
-        said, is_true = logits > 0, labels > 0.5  # a probability above one half
-        both = said & is_true
-        return [both.sum(), said.sum(), is_true.sum(), (said == is_true).all(-1).sum()]
-    said, true = logits.double().squeeze(-1), labels.double()
-    return [said.sum(), true.sum(), said.square().sum(), true.square().sum(), (said * true).sum()]
+        predicted = logits > 0  # a probability above one half
+        true = labels > 0.5
+        both = predicted & true
+        return [both.sum(), predicted.sum(), true.sum(), (predicted == true).all(-1).sum()]
+    predicted = logits.double().squeeze(-1)
+    true = labels.double()
+    return [predicted.sum(), true.sum(), predicted.square().sum(), true.square().sum(), (predicted * true).sum()]
 
 
-def enter(result: Evaluation, task: str, found: list[Any]) -> None:
-    """Put the scores into an evaluation that has its samples and its loss. found: the sums over all of them."""
+def enter(result: Evaluation, task: str, totals: list[Any]) -> None:
+    """Put the scores into an evaluation that has its samples and its loss. totals: of `sums` over all samples."""
     count = result.samples
     if task == "classification":
-        result.accuracy = int(found[0]) / count
-    elif task == "multi_label":
-        both, said, true, exact = found
-        result.f1 = 2 * both / (said + true) if said + true else 1.0  # of all pairs of a row and a label
+        result.accuracy = int(totals[0]) / count
+    elif task == "multi_label":  # F1 over all pairs of a row and a label
+        both, predicted, true, exact = totals
+        result.f1 = 1.0
+        if predicted + true > 0:
+            result.f1 = 2 * both / (predicted + true)
         result.exact_match = exact / count
     elif task == "regression":
-        said, true, said_squares, true_squares, products = found
-        spread = (count * said_squares - said**2) * (count * true_squares - true**2)
-        result.pearson = (count * products - said * true) / math.sqrt(spread) if spread > 0 else None
+        predicted, true, predicted_squares, true_squares, products = totals
+        spread = (count * predicted_squares - predicted**2) * (count * true_squares - true**2)
+        if spread > 0:  # else all predictions or all labels are the same, and there is no correlation
+            result.pearson = (count * products - predicted * true) / math.sqrt(spread)
     elif task != "question_answering":
         assert result.loss is not None
-        result.perplexity = math.exp(result.loss) if result.loss < LARGEST_EXPONENT else math.inf
+        result.perplexity = math.inf
+        if result.loss < LARGEST_EXPONENT:
+            result.perplexity = math.exp(result.loss)
 
 
 def squad(pairs: list[tuple[str, list[str]]]) -> tuple[float, float]:
-    """(F1, exact match) of SQuAD, means over the questions. pairs: what was said, and what would be right."""
-    f1 = [max(_f1(_plain(text), _plain(true)) for true in answers) for text, answers in pairs]
-    exact = [max(_plain(text) == _plain(true) for true in answers) for text, answers in pairs]
-    return sum(f1) / len(pairs), sum(exact) / len(pairs)
+    """(F1, exact match) of SQuAD, means over the questions. pairs: a predicted answer, and the true ones."""
+    f1_sum = 0.0
+    exact = 0
+    for text, answers in pairs:
+        predicted = _words(text)
+        true = [_words(answer) for answer in answers]
+        f1_sum += max(_f1(predicted, words) for words in true)
+        if predicted in true:
+            exact += 1
+    return f1_sum / len(pairs), exact / len(pairs)
 
 
-def _plain(text: str) -> list[str]:
+def _words(text: str) -> list[str]:
     """The words that SQuAD compares: in lower case, without punctuation and articles."""
     bare = "".join(character for character in text.lower() if character not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", bare).split()
 
 
-def _f1(said: list[str], true: list[str]) -> float:
-    common = sum((Counter(said) & Counter(true)).values())
-    if not said or not true:
-        return float(said == true)
-    return 2 * common / (len(said) + len(true))
+def _f1(predicted: list[str], true: list[str]) -> float:
+    if not predicted or not true:
+        return float(predicted == true)
+    common = (Counter(predicted) & Counter(true)).total()
+    return 2 * common / (len(predicted) + len(true))

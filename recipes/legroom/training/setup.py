@@ -67,16 +67,16 @@ def prepare(
     transformers.set_seed(cfg.train.seed)
     args = make_arguments(cfg, folder)
     architecture = builder.configuration(cfg)
-    asked = task.task_of(cfg, architecture)
+    task_name = task.task_of(cfg, architecture)
     levers = hooks.behaviours(cfg)
-    name, labels, said = architectures.check(cfg, architecture, asked)
-    treats, differs = behaviour.check(cfg, name, architecture, asked)
+    model_name, labels, config_warnings = architectures.check(cfg, architecture, task_name)
+    model_behaviour, behaviour_warnings = behaviour.check(cfg, model_name, architecture, task_name)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
-    last_id = architectures.last_id(architecture, asked)
-    data = (build_data or dataset.build_data)(cfg, asked, vocab, labels, last_id)
+    last_id = architectures.last_id(architecture, task_name)
+    data = (build_data or dataset.build_data)(cfg, task_name, vocab, labels, last_id)
     data.head = labels
-    warnings = said + differs + data.warnings
-    warnings += behaviour.pad(name, architecture, data, treats)
+    warnings = config_warnings + behaviour_warnings + data.warnings
+    warnings += behaviour.pad(model_name, architecture, data, model_behaviour)
 
     def warn(text: str) -> None:
         if text not in warnings:  # a rank may build the model twice
@@ -84,7 +84,7 @@ def prepare(
 
     def build_model(weights: bool = True) -> PreTrainedModel:
         model = builder.build_model(cfg, architecture, data, levers, weights, warn)
-        if not treats.shifts_labels:
+        if not model_behaviour.shifts_labels:
             shifted_loss.use_shifted_loss(model)
         for lever in levers:
             model = lever.transform_model(model)
@@ -119,5 +119,6 @@ def build(
         lever.after_prepare(loop)
     description = architectures.describe(cfg, model)
     warnings = ingredients.warnings + train.schedule_warnings(cfg, loop.total_steps)
-    warnings += [line for lever in ingredients.levers for line in lever.warnings(model)]
+    for lever in ingredients.levers:
+        warnings += lever.warnings(model)
     return Training(ingredients.args, ingredients.data, model, loop, description, warnings)

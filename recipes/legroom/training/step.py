@@ -8,7 +8,7 @@ for models that do not take `num_items_in_batch`.)
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -21,10 +21,37 @@ from legroom.parallelism.unwrap import inner_optimizer
 from legroom.ranks import collectives
 
 
+class StepSize(NamedTuple):
+    """What the micro-batches of an optimizer step hold together, on all ranks.
+
+    tokens: with padding. Of uneven batches on several ranks a tensor () on the device.
+    """
+
+    samples: int
+    tokens: Any
+    unpadded_tokens: int
+
+
+class StepFigures(NamedTuple):
+    """What is known of an optimizer step on all ranks, as `StepLog.step` takes it.
+
+    loss: (), the mean over the effective batch. gradient_norm: () before clipping, None where nothing is clipped.
+    """
+
+    loss: torch.Tensor
+    samples: int
+    tokens: Any
+    learning_rate: float
+    gradient_norm: torch.Tensor | None
+    unpadded_tokens: int
+
+
 def step_counts(args: TrainingArguments, batches: int) -> tuple[int, int]:
     """Optimizer steps of an epoch of so many micro-batches, and of the whole training."""
     per_epoch = math.ceil(batches / args.gradient_accumulation_steps)
-    return per_epoch, args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
+    if args.max_steps > 0:
+        return per_epoch, args.max_steps
+    return per_epoch, math.ceil(args.num_train_epochs * per_epoch)
 
 
 def labels_in(labels: torch.Tensor) -> Any:
@@ -33,42 +60,66 @@ def labels_in(labels: torch.Tensor) -> Any:
     labels (B,): one per sample. labels (B, C) in floating point: 0 or 1 for each class. labels (B, T): the next tokens,
     T - 1 per row, without those that are ignored.
     """
-    return labels.numel() if labels.dim() == 1 or labels.is_floating_point() else (labels[:, 1:] != IGNORE_INDEX).sum()
+    if labels.dim() == 1 or labels.is_floating_point():
+        return labels.numel()
+    return (labels[:, 1:] != IGNORE_INDEX).sum()
 
 
 def labels_of(batch: Batch) -> torch.Tensor:
     """What the loss compares with; of a span its beginning, (B,)."""
-    return batch["labels"] if "labels" in batch else batch["start_positions"]
+    if "labels" in batch:
+        return batch["labels"]
+    return batch["start_positions"]
 
 
-def step_shares(batches: Sequence[Batch]) -> tuple[list, int, Any, int]:
-    """(shares, samples, tokens, tokens without padding) of an optimizer step: the weight of each micro-batch, and the
-    totals of all ranks.
+def step_shares(batches: Sequence[Batch]) -> tuple[list, StepSize]:
+    """The weight of each micro-batch of an optimizer step, and the step's size.
 
-    A share is a micro-batch's part of the step's labels, times the number of ranks, because engines average gradients
-    over ranks; None stands for 1. Tokens of uneven batches on several ranks: () on the device.
+    A weight is the micro-batch's part of the step's labels, times the number of ranks, because engines average
+    gradients over ranks; None stands for 1.
     """
     first = batches[0]
-    labels, T = labels_of(first), first["input_ids"].shape[1]
-    rows = sum(batch.rows_everywhere for batch in batches)
-    sizes = sum(batch.samples_everywhere for batch in batches), sum(batch.unpadded_everywhere for batch in batches)
     counts: list[Any]
-    everything: Any
-    tokens: Any
     if first.even:  # rows are proportional to labels: no need to read the device or to ask the other ranks
-        counts, everything, tokens = [batch.rows for batch in batches], rows, rows * T
+        counts = [batch.rows for batch in batches]
+        total: Any = sum(batch.rows_everywhere for batch in batches)
+        tokens: Any = total * first["input_ids"].shape[1]
     else:
-        counts = [labels_in(labels_of(batch)) * bool(batch.rows) for batch in batches]
-        everything = sum(counts)
-        tokens = sum(batch["input_ids"].numel() * bool(batch.rows) for batch in batches)
-        if first.ranks > 1:
-            everything, tokens = (
-                collectives.all_reduce_sum([everything, tokens], labels.device) * first.ranks / collectives.world_size()
-            )
+        counts, total, tokens = _counted(batches)
+    size = StepSize(
+        sum(batch.samples_everywhere for batch in batches),
+        tokens,
+        sum(batch.unpadded_everywhere for batch in batches),
+    )
     if len(batches) == 1 and first.ranks == 1:
-        return [None], sizes[0], tokens, sizes[1]
-    shares = [count * first.ranks / everything for count in counts]
-    return [share.float() if hasattr(share, "float") else share for share in shares], sizes[0], tokens, sizes[1]
+        return [None], size
+    shares = []
+    for count in counts:
+        share = count * first.ranks / total
+        if isinstance(share, torch.Tensor):
+            share = share.float()
+        shares.append(share)
+    return shares, size
+
+
+def _counted(batches: Sequence[Batch]) -> tuple[list[Any], Any, Any]:
+    """(labels of each micro-batch of this rank, labels of all ranks, tokens of all ranks), of uneven batches."""
+    counts: list[Any] = []
+    tokens = 0
+    for batch in batches:
+        if batch.rows:
+            counts.append(labels_in(labels_of(batch)))
+            tokens += batch["input_ids"].numel()
+        else:  # its one row is there so that this rank takes part
+            counts.append(0)
+    total: Any = sum(counts)
+    ranks = batches[0].ranks
+    if ranks == 1:
+        return counts, total, tokens
+    sums = collectives.all_reduce_sum([total, tokens], labels_of(batches[0]).device)
+    # The ranks of one tensor or context group have the same rows, which all of them have counted.
+    total, tokens = sums * ranks / collectives.world_size()
+    return counts, total, tokens
 
 
 def forward_backward(
@@ -87,9 +138,10 @@ def forward_backward(
     inner = inner_optimizer(optimizer)
     if hasattr(inner, "fused_backward"):
         inner.fused_backward(loss, inner.param_groups[0]["lr"])
+    elif accelerator.deepspeed_plugin:
+        accelerator.backward(loss, scale_wrt_gas=False)  # not divided by the accumulation steps: the shares are
     else:
-        # DeepSpeed would divide by the accumulation steps, which the shares already do.
-        accelerator.backward(loss, **({"scale_wrt_gas": False} if accelerator.deepspeed_plugin else {}))
+        accelerator.backward(loss)
     return loss.detach()
 
 
@@ -97,7 +149,9 @@ def learning_rate(optimizer: Any, scheduler: Any) -> float:
     """Of the step that the optimizer has just taken. Schedule-free optimizers have a warm-up of their own, which only
     they know."""
     rate = inner_optimizer(optimizer).param_groups[0].get("scheduled_lr")
-    return float(scheduler.get_last_lr()[0] if rate is None else rate)
+    if rate is None:
+        rate = scheduler.get_last_lr()[0]
+    return float(rate)
 
 
 def whole_norm(norm: Any) -> torch.Tensor | None:
@@ -105,11 +159,17 @@ def whole_norm(norm: Any) -> torch.Tensor | None:
     under DeepSpeed a number, or None where it has not clipped."""
     if isinstance(norm, DTensor):
         return norm.full_tensor()
-    return None if norm is None else torch.as_tensor(norm)
+    if norm is None:
+        return None
+    return torch.as_tensor(norm)
 
 
 def mean_over_replicas(losses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """DataParallel's mean loss. losses: (R,), the means of R replicas, each of one chunk of the labels."""
-    counts = [labels_in(chunk) for chunk in labels.chunk(len(losses))]
-    total = sum((loss * count for loss, count in zip(losses, counts)), losses.new_zeros(()))
-    return total / sum(counts)
+    weighted: Any = 0.0
+    labels_of_all: Any = 0
+    for loss, chunk in zip(losses, labels.chunk(len(losses))):
+        count = labels_in(chunk)
+        weighted = weighted + loss * count
+        labels_of_all = labels_of_all + count
+    return weighted / labels_of_all

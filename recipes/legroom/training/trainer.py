@@ -30,7 +30,9 @@ class LegroomTrainer(HookedTrainer):
     """The Trainer with the data loader, the optimizer and the micro-batch's step that the raw loop has."""
 
     def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
-        self.cfg, self.data, self.levers = cfg, data, hooks.behaviours(cfg)
+        self.cfg = cfg
+        self.data = data
+        self.levers = hooks.behaviours(cfg)
         self.under_ledger = False  # the step for the memory ledger runs on the largest batches of the data
         super().__init__(model=model, args=args, train_dataset=data.train, data_collator=data.collate)
         self.pipeline = pipeline.attach(self.accelerator, model)
@@ -42,36 +44,43 @@ class LegroomTrainer(HookedTrainer):
     def get_train_dataloader(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.under_ledger:
             return data_loader.largest_step(self.data, self.args)
-        size = self.args.train_batch_size
-        self.loader = data_loader.batch_loader(self.data, self.data.train, self.args, size, shuffle=True)
+        self.loader = data_loader.batch_loader(
+            self.data, self.data.train, self.args, self.args.train_batch_size, shuffle=True
+        )
         return self.loader
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
-            model = model or self.model
+            if model is None:
+                model = self.model
             assert model is not None, "the Trainer is constructed with a model"
             self.optimizer = optimizer.build_optimizer(self.cfg, self.args, model)
         return self.optimizer
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        batches = list(itertools.islice(epoch_iterator, num_batches))
-        shares, *self.step_size = step_shares(batches)
+        """Called once for an optimizer step, before `training_step` is called for each of its micro-batches."""
+        self._batches = list(itertools.islice(epoch_iterator, num_batches))
+        self._shares, self.step_size = step_shares(self._batches)
+        self._taken = 0  # micro-batches for which `training_step` was called
         self.step_loss: Tensor | None = None
-        self._shares, self._left = iter(shares), len(batches)
-        self._all = batches, shares
-        return batches, None  # the shares replace the Trainer's own count of items
+        return self._batches, None  # the shares replace the Trainer's own count of items
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
-        self._left -= 1
-        if self.pipeline is not None and self._left:  # a pipeline takes all micro-batches of a step with the last
-            return torch.zeros((), device=self.args.device)
+        share = self._shares[self._taken]
+        self._taken += 1
+        if self.pipeline is not None:
+            if self._taken < len(self._batches):  # a pipeline takes all micro-batches of a step with the last
+                return torch.zeros((), device=self.args.device)
+            with hooks.around_step(self.levers):
+                self.step_loss = self.pipeline.step(self._batches, self._shares)
+            return self.step_loss
+        batch = cast(Batch, inputs)  # of our own data loader
         with hooks.around_step(self.levers):
-            if self.pipeline is not None:
-                self.step_loss = self.pipeline.step(*self._all)
-                return self.step_loss
-            batch = cast(Batch, inputs)  # of our own data loader
-            loss = forward_backward(self.accelerator, model, batch, next(self._shares), self.optimizer)
-        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
+            loss = forward_backward(self.accelerator, model, batch, share, self.optimizer)
+        if self.step_loss is None:
+            self.step_loss = loss
+        else:
+            self.step_loss = self.step_loss + loss
         return loss
 
 
@@ -79,26 +88,31 @@ class StepCallback(TrainerCallback):
     """Passes every optimizer step to the step log, and to what evaluates and saves."""
 
     def __init__(self, step_log: StepLog, saver: EvaluateThenSave, loop: Loop):
-        self.step_log, self.saver, self.loop = step_log, saver, loop
+        self.step_log = step_log
+        self.saver = saver
+        self.loop = loop
 
     def on_train_begin(self, args, state, control, **_):
         trainer = self.loop.trainer
         assert trainer.model is not None, "the Trainer is constructed with a model"
         trainer.model.train()
         unwrap.start_training(trainer.optimizer)
-        state.global_step = trainer.steps_before = self.saver.begin(self.loop)
+        trainer.steps_before = self.saver.begin(self.loop)
+        state.global_step = trainer.steps_before
         control.should_training_stop = state.global_step >= state.max_steps
         self.step_log.begin()
 
     def on_optimizer_step(self, args, state, control, **_):
-        self.learning_rate = learning_rate(self.loop.optimizer, self.loop.scheduler)  # before the scheduler goes on
+        # The Trainer calls `scheduler.step()` before `on_step_end`.
+        self.learning_rate = learning_rate(self.loop.optimizer, self.loop.scheduler)
 
     def on_step_end(self, args, state, control, **_):
         trainer = self.loop.trainer
-        samples, tokens, unpadded = trainer.step_size
+        size = trainer.step_size
         assert trainer.step_loss is not None, "a step has a micro-batch"
         loss = collectives.all_reduce_mean(trainer.step_loss)
-        self.step_log.step(loss, samples, tokens, self.learning_rate, whole_norm(trainer.clipped_norm), unpadded)
+        norm = whole_norm(trainer.clipped_norm)
+        self.step_log.step(loss, size.samples, size.tokens, self.learning_rate, norm, size.unpadded_tokens)
         if self.saver.after_step(state.global_step):
             control.should_training_stop = True
 
@@ -123,7 +137,8 @@ class Loop:
     """A training that can run, and afterwards take one more step under a memory ledger."""
 
     def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
-        self.args, self.bare_model = args, model
+        self.args = args
+        self.bare_model = model
         self.trainer = LegroomTrainer(cfg, args, model, data)
         self.trainer.remove_callback(PrinterCallback)
         self.accelerator = self.trainer.accelerator
@@ -151,10 +166,7 @@ class Loop:
 
     def train(self, step_log: StepLog, saver: EvaluateThenSave) -> None:
         """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
-        callback = StepCallback(step_log, saver, self)
-        self.trainer.add_callback(callback)
-        self.trainer.train()
-        self.trainer.remove_callback(callback)
+        self._train_with(StepCallback(step_log, saver, self))
 
     def one_more_step(self, ledger: AbstractContextManager) -> int:
         """A second, one-step training with the same model and optimizer under the ledger, on the largest batches of
@@ -163,9 +175,12 @@ class Loop:
             accelerate_private.keep_deepspeed_engine(self.accelerator)
         self.args.max_steps = 1
         self.bare_model.train()
-        self.trainer.under_ledger, self.trainer.steps_before = True, 0
-        callback = LedgerCallback(ledger)
+        self.trainer.under_ledger = True
+        self.trainer.steps_before = 0
+        self._train_with(LedgerCallback(ledger))
+        return int(self.trainer.step_size.tokens)
+
+    def _train_with(self, callback: TrainerCallback) -> None:
         self.trainer.add_callback(callback)
         self.trainer.train()
         self.trainer.remove_callback(callback)
-        return int(self.trainer.step_size[1])
