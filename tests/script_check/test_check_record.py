@@ -81,15 +81,33 @@ def test_the_page_of_several_gpus_compares_these(tmp_path, monkeypatch):
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_is_asked_beside_in_vain_leaves_the_record(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def followed(tmp_path, monkeypatch):
+    """A script that fits, whose step takes 2 s; check takes it as the one that it has followed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("")
     card, program = gpu_of(NAME), command.parse(["script.py"])
     fields = {each.name: 0 for each in dataclasses.fields(StepEstimate)} | {"verdict": "fits", "notes": ()}
     fields |= {"parts": dict.fromkeys((part for _, part in PARTS), 0), "largest": (), "device_name": "NVIDIA L4"}
     fields |= {"bound_by": "host", "peak_phase": "step"}
+    fields |= {"step_seconds": 2.0, "step_seconds_low": 1.0, "step_seconds_high": 3.0}
     done = check.Checked(program, process.Outcome(), {NAME: StepEstimate(**fields)}, gpus={NAME: card})
     monkeypatch.setattr(check, "followed", lambda *_: [done])
+
+
+def test_a_number_of_steps_gives_the_hours_and_a_price_the_cost(followed, tmp_path, capsys):
+    typed = ["--gpu", NAME, "--steps", "18000", "--price", "0.5", "--into", "out", "script.py"]
+    assert check_command.main(typed) == 0
+    run = record_file.read(tmp_path / "out").whole_run
+    steps = next(part for part in run.parts if part["name"] == "steps")
+    assert steps["seconds"] == 18000 * 2.0 and run.seconds == sum(part["seconds"] for part in run.parts)
+    assert run.cost == pytest.approx(run.seconds / 3600 * 0.5)
+    assert "hours for 18,000 steps, costs" in capsys.readouterr().out
+    assert check_command.main(["--gpu", NAME, "--price", "0.5", "script.py"]) == 2
+    assert "--steps" in capsys.readouterr().err
+
+
+def test_what_is_asked_beside_in_vain_leaves_the_record(followed, tmp_path, capsys):
     assert check_command.main(["--gpu", NAME, "--evaluate", "--into", "out", "script.py"]) == 2
     assert "no TrainingArguments" in capsys.readouterr().err
     assert record_file.read(tmp_path / "out").estimate.verdict == "fits"

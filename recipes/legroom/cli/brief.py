@@ -92,7 +92,9 @@ def answer(outcome: Record) -> str:
     lines.append(_filled(_heading(outcome), "", "  "))
     rows = {
         "Rows": _rows(outcome),
+        "Lengths": _lengths(outcome),
         "Time": _time(outcome),
+        "Run": _run(outcome),
         "Loss": _loss(outcome),
         "Memory": _memory(outcome),
         "Setup": _setup(outcome),
@@ -136,6 +138,21 @@ def _rows(outcome: Record) -> str:
         "a token is a byte (data.tokenizer=bytes), so they are three to four times as long as in the model's own "
         "tokens: type data.tokenizer= or model.pretrained="
     )
+
+
+def _lengths(outcome: Record) -> str:
+    """What the rows of an estimate are, or are taken to be."""
+    if outcome.lengths is None:
+        return ""
+    return predicted.lengths_text(outcome.lengths)
+
+
+def _run(outcome: Record) -> str:
+    """The whole run of an estimate: its time, what it costs, and its parts."""
+    run = outcome.whole_run
+    if run is None:
+        return ""
+    return f"{predicted.run_text(run)}: {predicted.run_parts_text(run)}"
 
 
 def _time(outcome: Record) -> str:

@@ -30,6 +30,7 @@ from legroom.errors import Refusal
 from legroom.estimator.cards import gpu_of
 from legroom.estimator.step_estimate import StepEstimate
 from legroom.records.record import DOES_NOT_FIT, Record
+from legroom.report import predicted
 from legroom.script_check import check, check_record, command, largest_batch, process, try_levers
 from legroom.units import GIB, MIB
 
@@ -129,6 +130,13 @@ def _parser() -> Parser:
         metavar="SIZE",
         help="exit code 3 above so much device memory, as in 24GiB",
     )
+    add(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="the optimizer steps of the whole run: then it also says how long that takes",
+    )
+    add("--price", type=float, metavar="X", help="of one GPU for an hour, in any currency: what --steps N cost")
     add("--margin", type=float, default=check.MARGIN, help="what 'fits' keeps free, as a share of the reserved memory")
     add("--try", action="store_true", dest="tries", help="what each lever would save, and what to type so that it fits")
     add("--evaluate", action="store_true", help="also the memory of the evaluation, of a script with TrainingArguments")
@@ -155,12 +163,7 @@ def _check(arguments: argparse.Namespace, options: list[str]) -> int:
     """
     names = list(dict.fromkeys(arguments.gpu.split(",")))
     gpus = {name: gpu_of(name) for name in names}
-    if not 0 <= arguments.margin < 1:
-        raise Refusal(
-            f"--margin {arguments.margin}: it must be a share of the reserved memory, at least 0 and below 1."
-        )
-    if arguments.tries and len(names) > 1:
-        raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
+    _check_arguments(arguments, names)
     program = command.parse(arguments.program)
     settings = _settings(arguments)
     if arguments.into is not None:
@@ -173,8 +176,9 @@ def _check(arguments: argparse.Namespace, options: list[str]) -> int:
         estimates |= run.estimates
         records |= {name: check_record.record_of(run, name, options) for name in run.gpus}
     figures: dict[str, Any] = {name: _plain(estimates[name]) for name in names if name in estimates}  # for JSON
+    run_lines = _whole_runs(arguments, runs, records, figures)
     if not arguments.json:
-        _print(runs, [estimates[name] for name in names if name in estimates])
+        _print(runs, [estimates[name] for name in names if name in estimates], run_lines)
     for run in runs:
         if run.why:
             print(tail_of(run.outcome) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
@@ -196,6 +200,39 @@ def _check(arguments: argparse.Namespace, options: list[str]) -> int:
         for line in lines:
             console.say(_shorter(line))
     return _exit_code(runs, arguments.budget)
+
+
+def _check_arguments(arguments: argparse.Namespace, names: list[str]) -> None:
+    """Raises Refusal for a value that says nothing. names: of the GPUs."""
+    if not 0 <= arguments.margin < 1:
+        raise Refusal(
+            f"--margin {arguments.margin}: it must be a share of the reserved memory, at least 0 and below 1."
+        )
+    if arguments.tries and len(names) > 1:
+        raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
+    if arguments.steps is not None and arguments.steps < 1:
+        raise Refusal(f"--steps {arguments.steps}: it must be at least 1.")
+    if arguments.price is not None and not 0 < arguments.price < math.inf:
+        raise Refusal(f"--price {arguments.price}: it must be above 0.")
+    if arguments.price is not None and arguments.steps is None:
+        raise Refusal("--price needs the length of the run: add --steps, the number of its optimizer steps.")
+
+
+def _whole_runs(
+    arguments: argparse.Namespace, runs: list[check.Checked], records: dict[str, Record], figures: dict[str, Any]
+) -> list[str]:
+    """Enter how long the whole run takes on each GPU into its record and its figures. Returns a line for each."""
+    if arguments.steps is None:
+        return []
+    lines = []
+    for run in runs:
+        for name, estimate in run.estimates.items():
+            ranks = run.program.ranks or 1
+            whole = check_record.enter_run(records[name], estimate, arguments.steps, ranks, arguments.price)
+            figures[name]["whole_run"] = dataclasses.asdict(whole)
+            times = f"{predicted.run_text(whole)}: {predicted.run_parts_text(whole)}"
+            lines.append(f"  run on {estimate.device_name}: {times}")
+    return lines
 
 
 def _settings(arguments: argparse.Namespace) -> check.Settings:
@@ -252,10 +289,12 @@ def _beside(
     return lines
 
 
-def _print(runs: list[check.Checked], estimates: list[StepEstimate]) -> None:
-    """Print the estimates, and what was noted, each note once."""
+def _print(runs: list[check.Checked], estimates: list[StepEstimate], run_lines: list[str]) -> None:
+    """Print the estimates, how long the whole run takes, and what was noted, each note once."""
     if estimates:
         console.say("\n\n".join(text_of(estimate) for estimate in estimates))
+    for line in run_lines:
+        console.say(line)
     notes, followed = [], []
     for run in runs:
         notes += run.outcome.notes

@@ -45,6 +45,7 @@ class Data:
     answers: of the questions to evaluate on. masking: of masked language modelling, done when a batch is made.
     head: label -> class of the pretrained head that goes on; None: there is none.
     group_by_length: rows of about the same length come together.
+    stand_ins: the rows are random ones in place of a data set that is not on this machine.
     warnings: what was assumed, left out or cut.
     rank, ranks: of the parts into which every batch is split, this process has part `rank`.
     """
@@ -65,6 +66,7 @@ class Data:
     eval_available: int = 0
     head: Head = None
     group_by_length: bool = False
+    stand_ins: bool = False
     warnings: list[str] = field(default_factory=list)
 
     def highest_id(self) -> int:
@@ -225,6 +227,7 @@ def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last
     stand_ins.data.samples = cfg.data.samples or STAND_INS
     stand_ins.data.eval_samples = cfg.data.eval_samples or STAND_INS
     data = _dummy(stand_ins, task, vocab, last_id)
+    data.stand_ins = True
     data.warnings.append(
         f"data={cfg.data.name} is not on this machine, and an estimate needs the lengths of its rows alone: they are "
         f"taken to be {stand_ins.data.samples:,} of data.seq_len={cfg.data.seq_len} tokens. data.path= names files."

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from legroom import units
@@ -14,7 +15,8 @@ from legroom.estimator.fake_gpu.op_trace import OpTrace
 from legroom.estimator.memory import allocator
 from legroom.estimator.memory.allocator import Demand
 from legroom.estimator.memory.settings import UNLIMITED, Settings
-from legroom.foresight import uneven_lengths
+from legroom.estimator.speed.operations import Tally
+from legroom.foresight import run_schedule, uneven_lengths
 from legroom.records.record import DOES_NOT_FIT, EVALUATION, TIGHT, Error, Record
 from legroom.training import accelerate_loop, evaluate
 from legroom.training.setup import Training
@@ -25,10 +27,15 @@ BATCHES = 2  # a step of two micro-batches, which also adds to gradients; an eva
 
 @dataclass(frozen=True)
 class EvaluationRequests:
-    """Requests to the allocator. events: of two steps and of an evaluation behind them, which starts at index begin."""
+    """Requests to the allocator. events: of two steps and of an evaluation behind them, which starts at index begin.
+
+    tally: the operations of that evaluation, whose batches are of so much work, (3,) (`run_schedule`).
+    """
 
     events: list[allocator.Request]
     begin: int
+    tally: Tally
+    work: numpy.ndarray
 
     def needed_alone(self, settings: Settings) -> int:
         """The bytes that the evaluation reserves, on a GPU without limit, once what the steps cached is given back."""
@@ -63,7 +70,9 @@ def requests(
     del figures
     ends.append(len(trace.log.events))
     steps = trace.allocator_events_of(ends, [0, 0])
-    return EvaluationRequests(trace.allocator_events_of(ends, [0, 0, 1]), len(steps))
+    events = trace.allocator_events_of(ends, [0, 0, 1])
+    work = run_schedule.work_of_rows(data, longest, cfg.eval.batch)
+    return EvaluationRequests(events, len(steps), trace.step_tally(len(trace.passes)), work)
 
 
 def judge(

@@ -10,7 +10,7 @@ from legroom.estimator.memory import allocator
 from legroom.estimator.memory.settings import UNLIMITED, limits_of
 from legroom.estimator.room import context, usable_bytes
 from legroom.estimator.speed import links, roofline
-from legroom.foresight import evaluation_memory, multiples
+from legroom.foresight import evaluation_memory, multiples, whole_run
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs
@@ -194,11 +194,19 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     predict = functools.partial(model, paging=paging, beside_frozen=simulated.beside_frozen)
     predicted = predict(simulated.tally, cfg.gpu, cfg.precision.timed_as, ranks)
     _enter_times(cfg, outcome, simulated, predicted)
+    steps = [predicted]
     if simulated.first_steps is not None:
         first = simulated.first_steps
-        seconds = [predict(tally, cfg.gpu, cfg.precision.timed_as, ranks).step_seconds for tally in first.tallies]
+        steps += [predict(tally, cfg.gpu, cfg.precision.timed_as, ranks) for tally in first.tallies]
+        seconds = [each.step_seconds for each in steps[1:]]
         estimate.first_step_seconds = statistics.fmean(seconds)
         estimate.unpadded_tokens_per_second = first.unpadded_tokens / sum(seconds)
+    if simulated.schedule is not None:
+        evaluation = None
+        if simulated.evaluation is not None:
+            evaluated = model(simulated.evaluation.tally, cfg.gpu, cfg.precision.timed_as, ranks)
+            evaluation = simulated.evaluation.work, evaluated
+        whole_run.fill(cfg, outcome, simulated.schedule, steps, evaluation)
     peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.kind)
     if peak and speed.model_flops_per_step:
         speed.mfu = speed.model_flops_per_step / predicted.step_seconds / (peak * ranks)

@@ -6,6 +6,7 @@ ranks three are run, because only the last one sends the gradients.
 """
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from legroom.config import Config
-from legroom.data import collate, data_loader
+from legroom.data import collate, data_loader, dataset
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
 from legroom.estimator.fake_gpu.device import FakeDevice
@@ -23,8 +24,9 @@ from legroom.estimator.memory import allocator
 from legroom.estimator.memory.settings import UNLIMITED, limits_of
 from legroom.estimator.speed import links
 from legroom.estimator.speed.operations import Tally
-from legroom.foresight import evaluation_memory, fake_ranks, fallbacks, fullest_rank, uneven_lengths
+from legroom.foresight import evaluation_memory, fake_ranks, fallbacks, fullest_rank, run_schedule, uneven_lengths
 from legroom.foresight.replicas import Replicas
+from legroom.foresight.run_schedule import RunSchedule
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.foresight.zero import ranks as zero_ranks
 from legroom.levers.parallelism import pipeline_rules
@@ -67,6 +69,7 @@ class SimulatedStep:
     lengths: UnevenLengths | None = None  # what the drawn steps ask of it
     error_share: float = 0.0  # of the reserved memory, by which the prediction may be too low, beyond the usual margin
     evaluation: evaluation_memory.EvaluationRequests | None = None  # behind steps, if there is one
+    schedule: RunSchedule | None = None  # of the whole training
     unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
     rank: int = 0
     own_layers: int = 0  # of a rank of a pipeline
@@ -75,6 +78,20 @@ class SimulatedStep:
     def beside_frozen(self) -> bool:
         """Whether most weights are not trained."""
         return 2 * (self.model.trained_parameters or self.parameter_count) < self.parameter_count
+
+
+class _Timed:
+    """A function that notes how long it takes. seconds: of all calls."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.seconds = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        began = time.perf_counter()
+        result = self.function(*args)
+        self.seconds += time.perf_counter() - began
+        return result
 
 
 def simulate_step(
@@ -120,7 +137,8 @@ def _simulate(
     fake = FakeDevice(gpu.kernel_rules, gpu.sm_count) if gpu else FakeDevice(None)
     with fake, fake_ranks.libraries_of(cfg, fake), fake_ranks.rank_of(cfg, fake, rank):
         make_arguments = functools.partial(fake_ranks.arguments_for, device=fake.device)
-        training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
+        timed_data = _Timed(build_data or dataset.build_data)
+        training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), timed_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         parameter_count = quantized.count(model)
         training.warnings.extend(_played_mode(cfg, loop))
@@ -138,13 +156,18 @@ def _simulate(
         del held
         of_mode = functools.partial(_tally_of_mode, cfg, loop)
         tally = of_mode(trace.step_tally(steps if split is None else len(trace.passes)), steps)
-        first_steps = drawn = evaluated = None
+        first_steps = drawn = evaluated = schedule = None
         if gpu is not None and draw_lengths:
             optimizer = trace.ledger.optimizer
             if not even:
                 settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
                 first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
             evaluated = evaluation_memory.requests(cfg, training, fake, optimizer)
+            longest = data_loader.longest(rows, rows.train, args.train_batch_size * rows.ranks * steps)
+            work = [run_schedule.work_of_rows(rows, longest, args.train_batch_size)]
+            if first_steps is not None:
+                work += first_steps.work
+            schedule = run_schedule.of(cfg, training, work, timed_data.seconds)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
@@ -164,6 +187,7 @@ def _simulate(
         first_steps=first_steps,
         drawn=drawn,
         evaluation=evaluated,
+        schedule=schedule,
         rank=rank,
         own_layers=0 if split is None else split.layers,
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 
 from legroom.data import data_loader
@@ -21,6 +22,7 @@ from legroom.estimator.fake_gpu.op_trace import OpTrace
 from legroom.estimator.memory import allocator
 from legroom.estimator.memory.settings import Settings
 from legroom.estimator.speed.operations import Tally
+from legroom.foresight import run_schedule
 from legroom.training import accelerate_loop
 
 DRAWN_STEPS = 8
@@ -36,11 +38,12 @@ LACKING_PRECISION = 0.005  # of what the longest rows need
 class FirstSteps:
     """The first steps of the training as it orders the rows. tallies: the operations of each, on one rank.
 
-    unpadded_tokens: of all these steps, on all ranks, without padding.
+    unpadded_tokens: of all these steps, on all ranks, without padding. work: (3,) of each step (`run_schedule`).
     """
 
     tallies: list[Tally]
     unpadded_tokens: int
+    work: list[numpy.ndarray]
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def draw(
     """
     trace = OpTrace(fake, loop.bare_model, optimizer)
     count = max(2, min(DRAWN_STEPS, DRAWN_BATCHES // micro_batches))
-    lengths, ends, tallies = set(), [], []
+    lengths, ends, tallies, work = set(), [], [], []
     positions, filled = 0, 0  # all, and those without padding, of all ranks
     loop.loader.set_epoch(0)
     steps = accelerate_loop.chunks(loop.loader, micro_batches)
@@ -103,11 +106,12 @@ def draw(
         positions += sum(map(_positions, batches))
         filled += sum(batch.unpadded_everywhere for batch in batches)
         ends.append(step(loop, trace, batches))
+        work.append(run_schedule.work_of(batches))
         tallies.append(of_mode(trace.step_tally(len(trace.passes)), len(batches)))  # stages may pass more often
         del batches  # what a step leaves behind is freed at its end
         if len(ends) == count:
             break
-    first = FirstSteps(tallies, filled)
+    first = FirstSteps(tallies, filled, work)
     longest = next(accelerate_loop.chunks(data_loader.largest_step(loop.data, loop.args), micro_batches))
     lengths |= _shapes(longest)
     for batches in itertools.islice(steps, SEARCHED_STEPS if len(lengths) < 2 else 0):

@@ -162,6 +162,35 @@ class Estimate:
     levers: list[dict] = field(default_factory=list)  # estimate.explain: the bytes that each option alone would save
 
 
+@dataclass
+class Lengths:
+    """The tokens of the rows to train on, which an estimate counts on."""
+
+    rows: int
+    shortest: int
+    median: int
+    longest: int
+    from_rows: bool  # false: no row was read, and all are taken to have data.seq_len tokens
+
+
+@dataclass
+class WholeRun:
+    """The whole training from the start of its process to its end, as an estimate predicts it. Sums of its parts."""
+
+    steps: int  # optimizer steps
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    parts: list[dict]  # name, count, seconds, seconds_low, seconds_high, and from: predicted, measured or assumed
+    gpus: int  # whose time is paid for
+    epochs: float | None = None  # passes over the rows
+    rows: int | None = None  # to train on
+    price_per_hour: float | None = None  # of all these GPUs together, in the currency of gpu.price_per_hour
+    cost: float | None = None
+    cost_low: float | None = None
+    cost_high: float | None = None
+
+
 def verdict_of(estimate: Estimate) -> str:
     """FITS, TIGHT or DOES_NOT_FIT; records of earlier versions only say whether it fits."""
     if estimate.verdict:
@@ -242,6 +271,8 @@ class Record:
     memory: Memory = field(default_factory=Memory)
     error: Error | None = None
     estimate: Estimate | None = None
+    lengths: Lengths | None = None  # of an estimate
+    whole_run: WholeRun | None = None  # of an estimate for which the number of steps is known
     operations: Operations | None = None
     program: Program | None = None  # of `legroom check`, whose recipe is estimate
     schema_version: int = SCHEMA_VERSION

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from legroom import units
-from legroom.records.record import EVALUATION, STEP, Estimate, Record
+from legroom.records.record import EVALUATION, STEP, Estimate, Lengths, Record, WholeRun
 from legroom.units import two_digits
 
 MILLION = 1e6
@@ -70,6 +70,84 @@ def _unpadded_tokens_per_second(record: Record) -> float | None:
     if record.speed.tokens_per_second is None:
         return None
     return record.speed.tokens_per_second * (1 - (record.training.padding_share or 0))
+
+
+# --- the whole run -------------------------------------------------------------------------------------
+
+TIME_UNITS = (
+    ("days", 48 * HOUR_SECONDS, 24 * HOUR_SECONDS),
+    ("hours", 1.5 * HOUR_SECONDS, HOUR_SECONDS),
+    ("min", 90, 60),
+)
+SHORT = 0.01  # of a run: parts that are shown together
+# By so much published runs, whose rows are not known, exceeded what is predicted for rows of one length.
+UNEVEN = "13 to 61 % more memory"
+
+
+def duration_text(interval: Interval) -> str:
+    """A predicted time in the unit that people use: '4.1 (3.2 to 6.3) hours'."""
+    name, unit = "s", 1
+    for larger, least, seconds in TIME_UNITS:
+        if interval.median >= least:
+            name, unit = larger, seconds
+            break
+    return f"{interval_text(interval, unit)} {name}"
+
+
+def run_seconds(run: WholeRun) -> Interval:
+    """How long a whole run takes."""
+    return Interval(run.seconds, run.seconds_low, run.seconds_high)
+
+
+def run_text(run: WholeRun) -> str:
+    """The time of a whole run and what it costs, for how many steps: a sentence's first half."""
+    text = f"{duration_text(run_seconds(run))} for {units.plural(run.steps, 'step')}"
+    if run.epochs is not None and run.rows is not None:
+        text += f" ({units.digits(run.epochs)} x {units.plural(run.rows, 'row')})"
+    cost = cost_text(run)
+    if cost:
+        text += f", {cost}"
+    return text
+
+
+def cost_text(run: WholeRun) -> str:
+    """What a whole run costs; '' where no price is known."""
+    if run.cost is None or run.cost_low is None or run.cost_high is None:
+        return ""
+    cost = interval_text(Interval(run.cost, run.cost_low, run.cost_high))
+    return f"costs {cost} at {units.digits(run.price_per_hour or 0)} an hour"
+
+
+def run_parts_text(run: WholeRun) -> str:
+    """The parts of a whole run with their times, the longest first; short ones together."""
+    texts, rest = [], 0.0
+    for part in sorted(run.parts, key=lambda part: -part["seconds"]):
+        if part["seconds"] < SHORT * run.seconds:
+            rest += part["seconds"]
+            continue
+        text = part["name"]
+        if part["count"] > 1 and part["name"] != "steps":
+            text = f"{part['count']:,} {text}"
+        seconds = Interval(part["seconds"], part["seconds_low"], part["seconds_high"])
+        texts.append(f"{text} {duration_text(seconds)}")
+    if rest:
+        texts.append(f"the rest {two_digits(rest)} s")
+    return ", ".join(texts)
+
+
+def lengths_text(lengths: Lengths) -> str:
+    """The lengths of the rows that an estimate counts on."""
+    if not lengths.from_rows:
+        return (
+            f"all rows are taken to have {lengths.longest:,} tokens (data.seq_len). Published runs on rows of "
+            f"different lengths took {UNEVEN}: with data.path= your own rows count"
+        )
+    if lengths.shortest == lengths.longest:
+        return f"{units.plural(lengths.rows, 'row')} of {lengths.longest:,} tokens"
+    return (
+        f"{units.plural(lengths.rows, 'row')} of {lengths.shortest:,} to {lengths.longest:,} tokens, "
+        f"{lengths.median:,} in the median"
+    )
 
 
 # --- memory --------------------------------------------------------------------------------------------

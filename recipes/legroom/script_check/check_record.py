@@ -9,9 +9,10 @@ from pathlib import Path
 from legroom import config
 from legroom.errors import Refusal
 from legroom.estimator.step_estimate import StepEstimate
+from legroom.foresight import run_parts
 from legroom.records import record_file, step_file
 from legroom.records.environment import of_device
-from legroom.records.record import DOES_NOT_FIT, Error, Estimate, Operations, Program, Record, config_key
+from legroom.records.record import DOES_NOT_FIT, Error, Estimate, Operations, Program, Record, WholeRun, config_key
 from legroom.report import report
 from legroom.report.page import run_page
 from legroom.script_check import process
@@ -101,6 +102,16 @@ def _fill(made: Record, estimate: StepEstimate) -> None:
     if made.status == "oom":
         first = str(estimate).partition("\n")[0]
         made.error = Error(estimate.peak_phase or "step", "PredictedOutOfMemory", first)
+
+
+def enter_run(made: Record, estimate: StepEstimate, steps: int, ranks: int, price_per_hour: float | None) -> WholeRun:
+    """Enter how long a run of so many steps takes, each as long as the one that was followed. price_per_hour: of one
+    GPU."""
+    middle = (estimate.step_seconds_low, estimate.step_seconds, estimate.step_seconds_high)
+    low, seconds, high = (steps * each for each in middle)
+    parts = [run_parts.start(), run_parts.Part("steps", steps, (low, seconds, high), run_parts.PREDICTED)]
+    made.whole_run = run_parts.sum_of(parts, steps, ranks, price_per_hour)
+    return made.whole_run
 
 
 def enter_evaluation(made: Record, one: StepEstimate) -> None:

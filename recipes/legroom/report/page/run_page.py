@@ -120,10 +120,16 @@ def data(record: Record, folder: Path) -> dict[str, Any]:
 
 
 def _verdict(record: Record) -> dict[str, str] | None:
-    """An estimate's margin and what it needs, in the words of the summary on the screen."""
+    """An estimate's margin, what it needs and how long the run takes, in the words of the summary on the screen."""
     if record.estimate is None:
         return None
-    return {"margin": predicted.margin_text(record), "needed": predicted.needed_text(record)}
+    texts = {"margin": predicted.margin_text(record), "needed": predicted.needed_text(record)}
+    if record.lengths is not None:
+        texts["lengths"] = predicted.lengths_text(record.lengths)
+    if record.whole_run is not None:
+        texts["run"] = predicted.run_text(record.whole_run)
+        texts["run_parts"] = predicted.run_parts_text(record.whole_run)
+    return texts
 
 
 def _capacity(record: Record) -> int | None:

@@ -185,6 +185,7 @@
           figure(bytes(memory.device_used_bytes), "GPU memory"),
           ...plan(record),
           figure(counted(memory.parameter_count), "parameters")),
+        found.verdict.run ? h("p", {}, h("b", {}, "The whole run. "), `${found.verdict.run}: ${found.verdict.run_parts}.`) : "",
         h("p", { class: "quiet" }, `All predicted, with ${estimate.efficiencies_from || "no"} efficiencies; the peak of the training step is in the ${memory.peak_phase} phase.`),
         h("h2", {}, missing ? "The command of this training" : "To train it on that GPU"),
         h("pre", { class: "command" }, trainCommand(found)),

@@ -99,7 +99,7 @@ function outcome(record) {
     [training.steps && String(training.steps), "optimizer steps"]]), partsBar(record, null));
 }
 
-/** Does it fit? What takes the memory? said: {margin, needed}, as on the screen. */
+/** Does it fit? What takes the memory? How long is the run? said: {margin, needed, lengths, run, run_parts}, as on the screen. */
 function verdict(record, said) {
   const { estimate, memory } = record, verdict = estimate.verdict || (estimate.fits ? "fits" : "does not fit");
   const device = record.environment.device_name || "the GPU";
@@ -113,6 +113,8 @@ function verdict(record, said) {
     partsBar(record, whole, limit ? "the limit" : "the GPU"),
     record.error && record.error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint)) : "",
     numbers(speedNumbers(record)),
+    said.run ? h("p", { id: "run" }, h("b", {}, "The whole run. "), `${said.run}: ${said.run_parts}.`) : "",
+    said.lengths ? h("p", { id: "lengths" }, h("b", {}, "Lengths. "), `${said.lengths}.`) : "",
     h("p", { class: "quiet" }, (estimate.margin_bytes < 0 ? "Speed as if it fitted. " : "") + "All figures are predictions" + (estimate.efficiencies_from ? `; speed with ${estimate.efficiencies_from} efficiencies of this GPU.` : ".")));
 }
 

@@ -1,0 +1,158 @@
+"""What a whole training takes, in time and money: from the start of its process to its end, by part.
+
+The steps and the evaluations are predicted, each by the lengths of its rows; how long the rows take to be prepared is
+measured here; the start of the process and the disk are assumed (`run_parts`), and the record says so.
+"""
+
+import itertools
+
+import numpy
+
+from legroom.config import Config
+from legroom.estimator.speed.roofline import Prediction
+from legroom.foresight import run_parts
+from legroom.foresight.run_parts import ASSUMED, MEASURED, PREDICTED, Part, Seconds
+from legroom.foresight.run_schedule import RunSchedule
+from legroom.records.record import Record
+
+PREPARED_ELSEWHERE = (0.5, 1.0, 2.0)  # the time that rows take elsewhere, over that on this machine
+WEIGHT_BYTES = 2  # of a parameter in a checkpoint of published weights
+LEDGER = (1.0, 2.0, 5.0)  # the extra step that counts memory, over one on the longest rows
+
+
+def fill(
+    cfg: Config,
+    outcome: Record,
+    schedule: RunSchedule,
+    steps: list[Prediction],
+    evaluation: tuple[numpy.ndarray, Prediction] | None,
+) -> None:
+    """Enter the whole run into a record.
+
+    steps: of the steps in `schedule.simulated`. evaluation: (the work of the batches that were simulated, their time).
+    """
+    outcome.lengths = schedule.lengths
+    if not is_known(cfg, outcome):
+        return
+    parts = [
+        run_parts.start(),
+        _data(schedule),
+        _weights(outcome),
+        _steps(schedule, steps),
+    ]
+    if evaluation is not None and schedule.evaluation is not None:
+        parts.append(_evaluations(schedule, *evaluation))
+    parts += _saving(cfg, outcome, schedule)
+    if cfg.measure.ledger:
+        longest = (steps[0].low_seconds, steps[0].step_seconds, steps[0].high_seconds)
+        parts.append(Part("counting memory", 1, _times(LEDGER, longest), ASSUMED))
+    outcome.whole_run = run_parts.sum_of(parts, schedule.steps, gpus(cfg), cfg.gpu.price_per_hour)
+    outcome.whole_run.epochs = schedule.epochs
+    outcome.whole_run.rows = schedule.rows
+
+
+def is_known(cfg: Config, outcome: Record) -> bool:
+    """Whether a person has said how long the training is: by rows, steps or epochs. Random rows say nothing."""
+    if cfg.train.max_steps is not None or cfg.data.kind != "dummy":
+        return True
+    typed = {text.lstrip("+").partition("=")[0] for text in outcome.overrides}
+    return bool(typed & {"train.epochs", "data.samples"})
+
+
+def gpus(cfg: Config) -> int:
+    """GPUs whose time is paid for."""
+    return max(1, cfg.parallelism.world_size)
+
+
+# --- the parts -----------------------------------------------------------------------------------------
+
+
+def _times(factors: Seconds, seconds: Seconds) -> Seconds:
+    low, middle, high = (factor * each for factor, each in zip(factors, seconds))
+    return low, middle, high
+
+
+def _data(schedule: RunSchedule) -> Part:
+    """Reading the rows and turning them into tokens, which the estimate has done as well."""
+    here = schedule.data_seconds
+    return Part("preparing rows", 1, _times(PREPARED_ELSEWHERE, (here, here, here)), MEASURED)
+
+
+def _weights(outcome: Record) -> Part:
+    """Reading the weights from a disk."""
+    size = (outcome.memory.parameter_count or 0) * WEIGHT_BYTES
+    return Part("loading weights", 1, run_parts.disk_seconds(size), ASSUMED)
+
+
+def _steps(schedule: RunSchedule, predictions: list[Prediction]) -> Part:
+    """The optimizer steps, each by the lengths of its rows."""
+    middle = [each.step_seconds for each in predictions]
+    low = sum(each.low_seconds for each in predictions) / sum(middle)
+    high = sum(each.high_seconds for each in predictions) / sum(middle)
+    of_steps = seconds_of(schedule.work, schedule.simulated, numpy.array(middle))
+    seconds = float(of_steps.mean()) * schedule.steps
+    return Part("steps", schedule.steps, (low * seconds, seconds, high * seconds), PREDICTED)
+
+
+def seconds_of(work: numpy.ndarray, simulated: numpy.ndarray, seconds: numpy.ndarray) -> numpy.ndarray:
+    """(S,): the seconds of steps, from those of a few.
+
+    work: (S, 3), of the steps. simulated: (D, 3), of those with known seconds, (D,). The seconds are taken to be a sum
+    of a part for each micro-batch, one for each position and one for each square of a row's length, none of them
+    negative, with the least sum of squared relative errors.
+    """
+    best = numpy.zeros(3)
+    least = numpy.inf
+    for chosen in _subsets(simulated):
+        columns = simulated[:, chosen] / seconds[:, None]
+        factors, *_ = numpy.linalg.lstsq(columns, numpy.ones(len(seconds)), rcond=None)
+        error = float(((columns @ factors - 1) ** 2).sum())
+        if (factors < 0).any() or error >= least - 1e-12:
+            continue
+        least, best = error, numpy.zeros(3)
+        best[chosen] = factors
+    return work @ best
+
+
+def _subsets(simulated: numpy.ndarray) -> list[list[int]]:
+    """Columns of the work, in the order in which they are tried: as few as possible, and no more than steps of
+    different work. The positions come first: of steps that are all alike they tell what a shorter one takes."""
+    different = len(numpy.unique(simulated, axis=0))
+    subsets = []
+    for count in range(1, min(3, different) + 1):
+        for columns in itertools.combinations((1, 0, 2), count):
+            subsets.append(list(columns))
+    return subsets
+
+
+def _evaluations(schedule: RunSchedule, simulated: numpy.ndarray, predicted: Prediction) -> Part:
+    """All evaluations. simulated: (3,), the work of the batches whose time was predicted, the longest."""
+    assert schedule.evaluation is not None
+    batches, positions, _ = (schedule.evaluation / simulated).tolist()
+    # The device's time goes with the positions, and the host's with the batches.
+    device = positions * predicted.device_seconds
+    host = batches * predicted.host_seconds
+    seconds = schedule.evaluations * max(device, host)
+    low = predicted.low_seconds / predicted.step_seconds
+    high = predicted.high_seconds / predicted.step_seconds
+    return Part("evaluations", schedule.evaluations, (low * seconds, seconds, high * seconds), PREDICTED)
+
+
+def _saving(cfg: Config, outcome: Record, schedule: RunSchedule) -> list[Part]:
+    """Checkpoints while the training runs, and the model behind it."""
+    model, memory = outcome.model, outcome.memory
+    everything = memory.parameter_count or 0
+    trained = everything
+    if model is not None and model.trained_parameters is not None:
+        trained = model.trained_parameters
+    weight_bytes = 4 if cfg.precision.weights_dtype == "float32" else 2
+    parts = []
+    if cfg.save.every_steps:
+        count = schedule.steps // cfg.save.every_steps
+        shards = gpus(cfg) if cfg.parallelism.sharded else 1
+        size = trained * weight_bytes + shards * (memory.optimizer_bytes or 0)
+        parts.append(Part("checkpoints", count, run_parts.disk_seconds(count * size), ASSUMED))
+    if cfg.save.final:
+        saved = everything if cfg.save.merge else trained
+        parts.append(Part("saving the model", 1, run_parts.disk_seconds(saved * weight_bytes), ASSUMED))
+    return parts
