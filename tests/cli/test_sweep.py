@@ -200,6 +200,21 @@ def test_killed_parent_leaves_no_process(tmp_path, launcher):
 
 
 @pytest.mark.slow
+def test_joblibs_processes_end_with_a_command_that_is_killed_before_their_first_job(tmp_path):
+    typed = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=3", *SWEEP, "train.seed=0,1", "hydra.sweep.dir=s"]
+    process = start_legroom(*typed, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command, deadline = psutil.Process(process.pid), time.monotonic() + 90
+    while not any("LokyProcess-3" in child.cmdline() for child in command.children()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    family = command.children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=30)  # they import first
+    assert not alive and not list(tmp_path.glob("s/*/result.json"))
+
+
+@pytest.mark.slow
 def test_jobs_side_by_side_say_so(tmp_path):
     process = start_legroom(
         "-m",

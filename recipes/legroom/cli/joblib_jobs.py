@@ -2,10 +2,12 @@
 
 joblib kills all of its processes where one ends. They are therefore born with a cluster's signals blocked: a run in one
 of them hears them (`jobs.supervise`), one that waits for a job does not. The command hears them in a thread, passes
-them on to the processes, and lets no further job begin.
+them on to the processes, and lets no further job begin. Where the command is killed, the processes end by themselves,
+from their first moment on: without a job, joblib would let them wait for minutes.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,5 +32,6 @@ def stoppable(sweep: sweeps.Sweep, folder: Path | None) -> Iterator[None]:
         sweep.stop(folder)
         signals.send_to_children(number)
 
-    with joblib_private.launch_inside(lambda: signals.passed_to_a_thread(stop_jobs)):
+    ends_alone = functools.partial(sweeps.end_with_command, sweep)
+    with joblib_private.launch_inside(lambda: signals.passed_to_a_thread(stop_jobs), ends_alone):
         yield

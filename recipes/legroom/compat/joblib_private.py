@@ -1,6 +1,7 @@
 """Names of joblib and of Hydra's plugin for it that are not part of their public interface."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from typing import Any
@@ -10,8 +11,12 @@ from hydra.core.plugins import Plugins
 from legroom.compat.patching import patched
 
 
-def launch_inside(entered: Callable[[], contextlib.AbstractContextManager]) -> contextlib.AbstractContextManager[None]:
+def launch_inside(
+    entered: Callable[[], contextlib.AbstractContextManager], initializer: Callable[[], None]
+) -> contextlib.AbstractContextManager[None]:
     """Have Hydra's launcher for joblib start its jobs inside a context. It has no hook, so the method is replaced.
+
+    initializer: called first in each of joblib's processes, whether or not a job comes to it. To be pickled.
 
     Processes that track resources are started before the context is entered: where a signal is blocked, starting them
     unblocks it (`ensure_running` of multiprocessing and of joblib's copy).
@@ -22,11 +27,14 @@ def launch_inside(entered: Callable[[], contextlib.AbstractContextManager]) -> c
     launch = JoblibLauncher.launch
 
     def launch_inside(launcher: Any, *arguments: Any, **named: Any) -> Any:
+        from hydra_plugins.hydra_joblib_launcher import _core
+        import joblib
         from joblib.externals.loky.backend import resource_tracker as of_joblib
 
         resource_tracker.ensure_running()
         of_joblib.ensure_running()
-        with entered():
+        parallel = functools.partial(joblib.Parallel, initializer=initializer)
+        with entered(), patched(_core, Parallel=parallel):
             return launch(launcher, *arguments, **named)
 
     return patched(JoblibLauncher, launch=launch_inside)
