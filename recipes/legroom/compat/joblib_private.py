@@ -27,8 +27,8 @@ def launch_inside(
     launch = JoblibLauncher.launch
 
     def launch_inside(launcher: Any, *arguments: Any, **named: Any) -> Any:
-        from hydra_plugins.hydra_joblib_launcher import _core
         import joblib
+        from hydra_plugins.hydra_joblib_launcher import _core
         from joblib.externals.loky.backend import resource_tracker as of_joblib
 
         resource_tracker.ensure_running()
