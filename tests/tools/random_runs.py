@@ -6,13 +6,14 @@ python tests/tools/random_runs.py --seed 7 --count 50
 What Legroom says of any configuration has to hold for each that is drawn: it is
 refused in one line before the training, or both recipes end well with the same losses and the same memory, the five
 parts add up to the peak, the estimate for a CPU has the same peak, and a training that goes on from a checkpoint in its
-middle ends as the one that was left alone.
+middle ends as the one that was left alone. The two recipes are typed in two ways that mean the same (other_ways.py):
+copies of options under other names, rows that are left out, variables of chat templates. Some trainings are ended by a
+cluster's signal to all their processes and go on, and some diverge (ended_runs.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
@@ -30,6 +31,9 @@ from pathlib import Path
 
 import checkout  # noqa: F401 - `legroom` beside this file
 
+import ended_runs
+import other_ways
+
 from legroom import paths
 from legroom.jobs import fork_client, launch, supervise
 from legroom.options import compose, menus
@@ -38,9 +42,11 @@ from legroom.records.record import Record
 
 RECIPES = ("trainer", "accelerate")
 MENUS = ("precision", "optim", "checkpointing", "adapter", "loss", "accumulation", "kernels")
+COPIED = (*MENUS, "parallelism", "data", "model")  # menus whose options are typed by a copy's name, too
 UNCHANGED = 0.5  # how often a menu or a key keeps its default
 RANKS_SHARE = 0.12  # of the configurations that train on two ranks
 COMPILED_SHARE = 0.02  # of those that torch compiles, which takes a minute each
+SIGNALLED_SHARE = DIVERGING_SHARE = 0.08  # of those that are ended by a signal, and that train at a huge rate
 STEPS, SAVED_STEP, JOB_SECONDS = 4, 2, 180
 BASE = ["device=cpu", "tracker=none", "data.samples=24", "data.eval_samples=4", "measure.warmup_steps=0"]
 BASE += [f"train.max_steps={STEPS}", f"launch.timeout_seconds={JOB_SECONDS}"]
@@ -73,8 +79,16 @@ KEYS = {
     "eval.batch": (1, 3),
     "save.final": ("true",),
     "optim.in_backward": ("true",),
+    "precision.base": ("fp32", "bf16"),
+    "precision.weights": ("fp32", "bf16"),
+    "precision.adapter": ("fp32", "bf16"),
+    "precision.reduction": ("fp32", "bf16"),
 }
 NEEDS = {
+    "precision.base": "adapter=",
+    "precision.weights": "precision=bf16",
+    "precision.adapter": "adapter=",
+    "precision.reduction": "parallelism=fsdp",
     "adapter.rank": "adapter=",
     "adapter.dropout": "adapter=",
     "adapter.dora": "adapter=",
@@ -90,10 +104,21 @@ SAME_PEAK, SAME_ESTIMATE = 0.01, 0.01
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a configuration. kind: ok, refused, or failed; why: the refusal, or what did not hold."""
+class Drawn:
+    """A configuration. ways: its overrides, typed in two ways. check: both, signalled or diverging."""
 
-    overrides: tuple[str, ...]
+    ways: other_ways.TwoWays
+    check: str = "both"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a configuration. kind: ok, refused, or failed.
+
+    why: the refusal, what did not hold, or how a training was ended.
+    """
+
+    drawn: Drawn
     kind: str
     why: str = ""
 
@@ -110,12 +135,11 @@ def available() -> dict[str, list[str]]:
     return found
 
 
-def draw(chance: random.Random, options: dict[str, list[str]], data: dict[str, Path]) -> tuple[str, ...]:
-    """The overrides of one configuration. options: of each menu. data: the files of data=text and data=chat."""
+def draw(chance: random.Random, options: dict[str, list[str]], ways: other_ways.Ways) -> Drawn:
+    """One configuration. options: of each menu. ways: what else may be typed."""
     source = chance.choice(DATA)
+    data = ways.draw_data(chance, source)
     overrides = [f"model={chance.choice(MODELS)}", f"data={source}"]
-    if source in data:
-        overrides.append(f"data.path={data[source]}")
     for menu in MENUS:
         if options[menu] and chance.random() > UNCHANGED:
             overrides.append(f"{menu}={chance.choice(options[menu])}")
@@ -124,29 +148,18 @@ def draw(chance: random.Random, options: dict[str, list[str]], data: dict[str, P
         overrides.append(f"parallelism={chance.choice(('ddp', 'fsdp'))}")
         overrides.append("parallelism.num_processes=2")
     for key, values in KEYS.items():
-        possible = key not in NEEDS or any(word.startswith(NEEDS[key]) for word in overrides)
+        possible = key not in NEEDS or any(word.startswith(NEEDS[key]) for word in [*overrides, *data.one])
         if chance.random() < KEY_SHARE and possible:
             overrides.append(f"{key}={chance.choice(values)}")
     if chance.random() < COMPILED_SHARE:
         overrides.append("compile=true")
-    return tuple(overrides)
-
-
-def write_data(folder: Path) -> dict[str, Path]:
-    """A text and conversations, whose rows differ in length."""
-    text, talks = folder / "text.txt", folder / "talks.jsonl"
-    text.write_text("".join(f"Line {n} says {'what it says, ' * (n % 7)}and ends.\n" for n in range(80)))
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"How much is {n} times 3?"},
-                {"role": "assistant", "content": f"{'Well, ' * (n % 5)}{3 * n}."},
-            ]
-        }
-        for n in range(40)
-    ]
-    talks.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"text": text, "chat": talks}
+    share, check = chance.random(), "both"
+    if share < SIGNALLED_SHARE:
+        check = "signalled"
+    elif share < SIGNALLED_SHARE + DIVERGING_SHARE:
+        check = "diverging"
+    other = ways.with_copies(chance, overrides)
+    return Drawn(other_ways.TwoWays((*overrides, *data.one), (*other, *data.other)), check)
 
 
 class Runs:
@@ -154,6 +167,8 @@ class Runs:
 
     def __init__(self, folder: Path, fork_server: fork_client.ForkServer):
         self.folder, self.fork_server = folder, fork_server
+        self.ways = other_ways.Ways(folder)
+        self.ways.copy_options(COPIED)
         self.composing = threading.Lock()  # Hydra has one global state
 
     def job(self, folder: Path, *overrides: str) -> tuple[Record | None, list[str]]:
@@ -165,44 +180,68 @@ class Runs:
         folder.mkdir(parents=True, exist_ok=True)
         record = supervise.run(launch.Job(outcome, folder), lambda _: None, self.fork_server)
         if record.status == "refused":
-            return None, [record.error.message if record.error else ""]
+            return None, record.error.message.splitlines() if record.error else [""]
         return record, []
 
-    def check(self, number: int, overrides: tuple[str, ...]) -> Outcome:
+    def check(self, number: int, drawn: Drawn) -> Outcome:
         """Train one configuration in both recipes, and see that all of it holds."""
         folder = self.folder / str(number)
+        checks = {"both": self._check, "signalled": self._check_signalled, "diverging": self._check_diverging}
         try:
-            kind, why = self._check(folder, number, [*BASE, *overrides])
+            kind, why = checks[drawn.check](folder, number, drawn)
+        except ended_runs.Refused as refused:
+            kind, why = self._refused(refused.lines, drawn)
         except Exception as error:  # the composition itself must not end in one, either
             kind, why = "failed", f"{type(error).__name__}: {error}"
         if kind != "failed":
             shutil.rmtree(folder, ignore_errors=True)
-        return Outcome(overrides, kind, why)
+        return Outcome(drawn, kind, why)
 
-    def _check(self, folder: Path, number: int, overrides: list[str]) -> tuple[str, str]:
+    def _refused(self, lines: list[str], drawn: Drawn) -> tuple[str, str]:
+        """A refusal is in words, and the other way to type it is refused as well."""
+        if not lines or not all(lines):
+            return "failed", f"refused as {lines}"
+        with self.composing:
+            one, other = (compose.compose(paths.CONF, *BASE, *way)[2] for way in (drawn.ways.one, drawn.ways.other))
+        if bool(one) != bool(other):
+            return "failed", f"one way is refused as {one}, the other as {other}"
+        return "refused", lines[0]
+
+    def _check(self, folder: Path, number: int, drawn: Drawn) -> tuple[str, str]:
+        ways = {recipe: [*BASE, *way] for recipe, way in zip(RECIPES, (drawn.ways.one, drawn.ways.other))}
         saving = [f"save.every_steps={SAVED_STEP}", "save.keep=3"] if number % 3 == 0 else []
         records = []
-        for recipe in RECIPES:
+        for recipe, overrides in ways.items():
             record, refused = self.job(folder / recipe, f"recipe={recipe}", *overrides, *saving)
             if record is None:
-                one_line = refused and all(line and "\n" not in line for line in refused)
-                return ("refused", refused[0]) if one_line else ("failed", f"refused as {refused}")
+                return self._refused(refused, drawn)
             if record.status != "ok":
                 return "failed", f"{recipe}: {record.status}: {record.error}"
             records.append(record)
         wrong = differences(*records)
-        if "compile=true" not in overrides:  # an estimate is of the step as it is written
-            wrong += self._estimate(folder, overrides, records[1])
+        if not any(text.startswith("compile=") for text in drawn.ways.one):  # an estimate is of the step as written
+            wrong += self._estimate(folder, ways["accelerate"], records[1])
         if saving:
-            wrong += self._resume(folder, number, [*overrides, *saving], records)
+            wrong += self._resume(folder, number, [*ways[RECIPES[number % 2]], *saving], records)
         return ("failed", "; ".join(wrong)) if wrong else ("ok", "")
+
+    def _check_signalled(self, folder: Path, number: int, drawn: Drawn) -> tuple[str, str]:
+        overrides = [*BASE, f"recipe={RECIPES[number % 2]}", *drawn.ways.other]
+        chance = random.Random(number)
+        wrong = ended_runs.check_signalled(self.job, folder, overrides, self.ways.menus, chance)
+        return ("failed", "; ".join(wrong)) if wrong else ("ok", "signalled")
+
+    def _check_diverging(self, folder: Path, number: int, drawn: Drawn) -> tuple[str, str]:
+        ways = {recipe: [*BASE, *way] for recipe, way in zip(RECIPES, (drawn.ways.one, drawn.ways.other))}
+        wrong, diverged = ended_runs.check_diverging(self.job, folder, ways, random.Random(number))
+        if wrong:
+            return "failed", "; ".join(wrong)
+        return "ok", "diverged" if diverged else "did not diverge"
 
     def _estimate(self, folder: Path, overrides: list[str], trained: Record) -> list[str]:
         estimated, refused = self.job(folder / "estimate", "recipe=estimate", *overrides)
         if estimated is None:
-            return (
-                [] if all(line and "\n" not in line for line in refused) else [f"the estimate is refused as {refused}"]
-            )
+            return [] if refused and all(refused) else [f"the estimate is refused as {refused}"]
         if estimated.status != "ok":
             return [f"the estimate ended as {estimated.status}: {estimated.error and estimated.error.message}"]
         counted, predicted = trained.memory.peak_tensor_bytes, estimated.memory.peak_tensor_bytes
@@ -255,11 +294,11 @@ def differences(trainer: Record, accelerate: Record) -> list[str]:
 
 def check_all(count: int, seed: int, runs: Runs, at_once: int) -> Iterator[Outcome]:
     """Outcomes until `count` configurations have trained; refused ones come on top."""
-    data, options, chance = write_data(runs.folder), available(), random.Random(seed)
+    options, chance = available(), random.Random(seed)
     done = number = 0
     with ThreadPoolExecutor(at_once) as pool:
         while done < count:
-            drawn = [(number + i, draw(chance, options, data)) for i in range(min(2 * at_once, count - done))]
+            drawn = [(number + i, draw(chance, options, runs.ways)) for i in range(min(2 * at_once, count - done))]
             number += len(drawn)
             for outcome in pool.map(lambda each: runs.check(*each), drawn):
                 done += outcome.kind != "refused"
@@ -275,19 +314,24 @@ def main() -> int:
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.count} configurations", flush=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # compiled code on several threads differs by 1e-7 from run to run
-    counts, ends, start, fork_server = Counter(), "none", time.monotonic(), fork_client.ForkServer()
+    counts, ways_to_end = Counter(), Counter()
+    ends, start, fork_server = "none", time.monotonic(), fork_client.ForkServer()
     folder = Path(tempfile.mkdtemp(prefix="legroom-runs-"))
     try:
         for outcome in check_all(options.count, options.seed, Runs(folder, fork_server), options.at_once):
             counts[outcome.kind] += 1
+            ways_to_end[outcome.why] += outcome.kind == "ok" and outcome.drawn.check != "both"
             ends = ", ".join(f"{counts[kind]} {kind}" for kind in ("ok", "refused", "failed"))
             if outcome.kind == "failed":
-                print(f"failed: {shlex.join([*BASE, *outcome.overrides])}\n  {outcome.why}", flush=True)
+                ways = outcome.drawn.ways
+                print(f"failed ({outcome.drawn.check}): {shlex.join([*BASE, *ways.one])}", flush=True)
+                print(f"  or as: {shlex.join(ways.other)}\n  {outcome.why}", flush=True)
             if counts.total() % 20 == 0:  # what was seen, should the rest not be waited for
                 print(f"{time.monotonic() - start:.0f} s so far: {ends}", flush=True)
     finally:
         fork_server.close()
-    print(f"{time.monotonic() - start:.0f} s: {ends}")
+    ended = ", ".join(f"{count} {why}" for why, count in sorted(ways_to_end.items()) if count)
+    print(f"{time.monotonic() - start:.0f} s: {ends}" + (f"; among those ok {ended}" if ended else ""))
     if counts["failed"]:
         print(f"What is left of them: {folder}")
         return 1
