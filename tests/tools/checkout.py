@@ -1,4 +1,5 @@
-"""Where this checkout is. Imported first by every tool, so that `legroom` is the one beside it, from any folder."""
+"""Where this checkout is. Imported first by every tool, so that `legroom` is the one beside it, from any folder,
+and what the tests share is found."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-if str(ROOT / "recipes") not in sys.path:
-    sys.path.insert(0, str(ROOT / "recipes"))
+for folder in (ROOT / "tests/support", ROOT / "recipes"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 from legroom import levers
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkout import ROOT
+import checkout  # noqa: F401 - what the tests share
 
-sys.path.insert(0, str(ROOT / "tests/support"))
 import chat
 
 from legroom import paths
