@@ -248,6 +248,19 @@ def test_each_probe_is_announced():
     assert began == ["first", "second"]
 
 
+def test_packages_behind_one_that_crashes_are_tried(tmp_path, monkeypatch):
+    stub(tmp_path, zstandard="import os; os.abort()", yaml="raise ImportError('broken')")
+    monkeypatch.setattr(
+        probe.interpreter, "python_path", lambda: os.pathsep.join([str(tmp_path), str(ROOT / "recipes")])
+    )
+    names = ("torch", "psutil", "zstandard", "pyyaml", "rich")
+    listed = [checks.Package(name, "1.0", None, None) for name in names]
+    monkeypatch.setattr(checks, "packages", lambda: ("3.11", listed))
+    errors = {package.name: package.error for package in checks.examine().packages}
+    assert "SIGABRT" in errors.pop("zstandard") and "broken" in errors.pop("pyyaml")
+    assert errors == {"torch": None, "psutil": None, "rich": None}
+
+
 def test_probe_that_never_starts():
     assert "ended with 1: NameError" in probe.run("nonsense")["python"]["error"]
     assert probe.run("pass") == {}

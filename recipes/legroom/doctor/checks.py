@@ -9,7 +9,6 @@ import re
 import shutil
 import sysconfig
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ class Findings:
 def examine(began: Callable[[str], None] = lambda name: None) -> Findings:
     """Examine everything; takes as long as importing the libraries.
 
-    began: called with the name of each that is tried, from several threads.
+    began: called with the name of each that is tried.
     """
     queries = nvml.Nvml()
     cards = queries.cards()  # before the probes, which use memory themselves
@@ -108,16 +107,23 @@ def examine(began: Callable[[str], None] = lambda name: None) -> Findings:
 
 
 def _probes(wanted: list[Package], began: Callable[[str], None]) -> dict[str, dict]:
-    """Import the installed packages and try the devices, in two processes. Returns probe -> its facts."""
+    """Try the devices and import the installed packages. Returns probe -> its facts.
+
+    One process does both, since most of the time goes into what nearly all packages import. Where it dies, another one
+    tries the packages that are left.
+    """
     installed = [package.name for package in wanted if package.version]
-    others = [name for name in installed if name not in ("torch", "bitsandbytes")]
-    calls = [f"devices(bitsandbytes={'bitsandbytes' in installed})", f"imports({others})"]
-    codes = [f"from legroom.doctor import probe; probe.{call}" for call in calls]
-    probes = {}
-    with ThreadPoolExecutor() as pool:
-        for result in pool.map(lambda code: probe.run(code, began=began), codes):
-            probes |= result
-    return probes
+    left = [name for name in installed if name not in ("torch", "bitsandbytes")]
+    call = f"probe.devices(bitsandbytes={'bitsandbytes' in installed}); probe.imports({left})"
+    probes = probe.run(f"from legroom.doctor import probe; {call}", began=began)
+    while True:
+        left = [name for name in left if name not in probes]
+        if not left:
+            return probes
+        more = probe.run(f"from legroom.doctor import probe; probe.imports({left})", began=began)
+        probes |= more
+        if not set(more) & set(left):  # no process starts
+            return probes
 
 
 def packages(pyproject: Path | None = requirements.PYPROJECT) -> tuple[str, list[Package]]:

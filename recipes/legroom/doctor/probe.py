@@ -1,4 +1,4 @@
-"""Try the libraries in separate processes, so that one that crashes does not end the doctor.
+"""Try the libraries in a separate process, so that one that crashes does not end the doctor.
 
 The parent calls `run`. The child runs `imports` and `devices` and the functions below them, which may import anything.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from legroom.machine import interpreter
 
-SECONDS = 120  # reading torch from a cold disk can take long; most machines need some seconds
+SECONDS = 120  # of one probe: reading torch from a cold disk can take long; most machines need some seconds
 PREFIX = "probe result: "  # marks our lines on stdout, where libraries print too
 MODULES = {
     "hydra-core": "hydra",
@@ -36,7 +36,7 @@ def run(code: str, seconds: float = SECONDS, began: Callable[[str], None] = lamb
     """Run code that calls `probe` in a new interpreter. Returns probe -> its facts, with 'error' where it failed.
 
     A probe that began and did not end has the end of the process as its error; where none began, 'python' has it.
-    began: called with the name of each probe as it begins.
+    seconds: that one probe may take. began: called with the name of each as it begins.
     """
     results: dict[str, dict | None] = {}
     timed_out = threading.Event()
@@ -62,6 +62,9 @@ def run(code: str, seconds: float = SECONDS, began: Callable[[str], None] = lamb
             text = line.decode(errors="replace")
             if not text.startswith(PREFIX):
                 continue
+            limit.cancel()
+            limit = threading.Timer(seconds, end_process)
+            limit.start()
             for name, facts in json.loads(text.removeprefix(PREFIX)).items():
                 results[name] = facts
                 if facts is None:
