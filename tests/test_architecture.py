@@ -63,6 +63,7 @@ NOT_PARENT = {
     "legroom.script_check.verdict",
     "legroom.jobs.training_run",  # imported by the worker alone
     "legroom.ranks.collectives",
+    "legroom.levers.optim.own_class",  # as the next
     "legroom.levers.optim.optimizer",  # imported where a training is built, as every lever's apply.py
 }
 HEAVY = {

@@ -58,6 +58,43 @@ def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
 
 
+MODES = {
+    "single": ["parallelism=single"],
+    "ddp 2": ["parallelism=ddp", *TWO],
+    "fsdp 2": ["parallelism=fsdp", *TWO],
+    "fsdp 4": ["parallelism=fsdp", "parallelism.num_processes=4"],
+    "split 4": [*SPLIT, "parallelism.num_processes=4"],
+    "split 2": [*SPLIT, *TWO],
+    "hybrid 4": [
+        "parallelism=fsdp",
+        "parallelism.num_processes=4",
+        "parallelism.strategy=hybrid_shard",
+        "parallelism.shard_size=2",
+    ],
+}
+# Half of a matrix, and a quarter of a large one, has whole blocks of 256, of 4,096 numbers and more.
+IN_BLOCKS = ["recipe=accelerate", "model=llama_tiny", "model.width=128", "model.feed_forward=256", "model.dropout=0"]
+
+
+@pytest.mark.slow_for("adamw4bit-fsdp 4", "muon-single")
+@pytest.mark.parametrize(
+    "optim,after", [("adamw8bit_ao", "fsdp 2"), ("adamw8bit_ao", "single"), ("adamw4bit", "fsdp 4"), ("muon", "single")]
+)
+def test_states_of_rows_and_of_whole_matrices_are_resumed(whole, again, tmp_path, optim, after):
+    """With as many ranks bit for bit, and with others as far as another sum of the gradients lets them."""
+    if optim != "muon":
+        pytest.importorskip("torchao")
+    told = [*IN_BLOCKS, f"optim={optim}", "batch.per_device=2", "model.heads=4", "model.kv_heads=4"]
+    left_alone = whole(*told, *MODES["fsdp 2"])
+    copied(left_alone, 2, tmp_path)
+    resumed, _ = again(tmp_path, *TOLD, *told, *MODES[after], "resume=latest")
+    assert resumed.training.resumed_from_step == 2
+    if after == "fsdp 2":
+        assert resumed.training.losses == left_alone.record.training.losses
+    else:
+        assert resumed.training.losses == pytest.approx(left_alone.record.training.losses, rel=1e-3)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_offloaded_states_resume_where_they_were(train, again, tmp_path, recipe):
@@ -77,22 +114,6 @@ def test_offloaded_states_resume_where_they_were(train, again, tmp_path, recipe)
     resumed, warned = again(tmp_path, *options, "resume=latest")
     assert not warned and resumed.training.resumed_from_step == 2
     assert resumed.training.losses == pytest.approx(left_alone.record.training.losses, rel=1e-4)
-
-
-MODES = {
-    "single": ["parallelism=single"],
-    "ddp 2": ["parallelism=ddp", *TWO],
-    "fsdp 2": ["parallelism=fsdp", *TWO],
-    "fsdp 4": ["parallelism=fsdp", "parallelism.num_processes=4"],
-    "split 4": [*SPLIT, "parallelism.num_processes=4"],
-    "split 2": [*SPLIT, *TWO],
-    "hybrid 4": [
-        "parallelism=fsdp",
-        "parallelism.num_processes=4",
-        "parallelism.strategy=hybrid_shard",
-        "parallelism.shard_size=2",
-    ],
-}
 
 
 @pytest.mark.slow_for("fsdp 2-fsdp 4", "fsdp 2-single", "single-fsdp 2")

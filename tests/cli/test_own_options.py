@@ -58,7 +58,10 @@ def test_an_experiment_of_ones_own_trains_with_an_option_of_ones_own(command, tm
         (["--config-dir", "OWN", "+experiment=vanilla"], "Type +experiment/guide=vanilla."),
         (["--config-dir", "OWN", "optim=slow_muo"], "Did you mean slow_muon?"),
         (["hydra.searchpath=[OWN]", "optim=slow_muo"], "Did you mean slow_muon?"),
-        (["--config-dir", "OWN", "optim=sign_sgd", "optim.factory=os.system"], "cannot be set by itself"),
+        (["--config-dir", "OWN", "optim=slow_muon", "optim.factory=torch.optim.SGD"], "is not used by optim=slow_muon"),
+        (["optim=custom"], "needs the class of its optimizer: optim.factory=package.module.Lion"),
+        (["optim=custom", "optim.factory=no_such_package.Lion"], "the package no_such_package is not installed"),
+        (["optim=schedule_free", "+optim.args.s=1"], "optim=schedule_free does not take this argument. It has r,"),
         (["--config-dir", "OWN", "optim=slow_muon", "optim.kind=muon"], "cannot be set by itself"),
     ],
 )
@@ -172,6 +175,41 @@ def test_a_class_that_is_not_there_is_refused_before_anything_starts(menus, tmp_
     own_option(tmp_path, line)
     menus(tmp_path)
     assert any(said in problem for problem in compose("device=cpu", "optim=mine").problems)
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_a_class_typed_on_the_command_line_is_that_class(command, tmp_path, recipe):
+    """optim=custom is the optimizer of its class, and its arguments are typed as those of any option are."""
+    words = small(f"recipe={recipe}", "train.weight_decay=0.1", "train.max_steps=3", "measure.ledger=false")
+    losses = []
+    for number, optim in enumerate(
+        (
+            ["optim=sgd", "optim.momentum=0.5"],
+            ["optim=custom", "optim.factory=torch.optim.SGD", "optim.args.momentum=0.5"],
+            ["optim=custom", "optim.factory=torch.optim.SGD", "optim.args={momentum: 0.5}"],
+        )
+    ):
+        folder = tmp_path / str(number)
+        ended = command(*optim, *words, f"hydra.run.dir={folder}")
+        assert ended.code == 0, ended.err
+        losses.append(record_file.read(folder).training.losses)
+    assert losses[0] == losses[1] == losses[2]
+    assert "custom (SGD)" in ended.out + ended.err
+
+
+def test_a_class_in_a_file_typed_on_the_command_line_is_estimated(predicted):
+    factory = f"optim.factory={EXAMPLE / 'sign_sgd.py'}:SignSGD"
+    typed = predicted(*small("gpu=l4_24gb", "device=auto", "optim=custom", factory))
+    assert typed.memory.largest_bytes.get("optimizer", 0) == 0 and typed.status == "ok"
+
+
+def test_a_class_is_refused_before_data_and_model_are_read(menus, tmp_path, train):
+    """Rows that are not there are not asked for: the class comes first."""
+    own_option(tmp_path, "factory: broken.py:Strict")
+    menus(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    refused = train("optim=mine", "data=text", f"data.path={tmp_path / 'rows.jsonl'}", status="refused").record
+    assert "ModuleNotFoundError" in refused.error.message and "rows.jsonl" not in refused.error.message
 
 
 def own_option(folder, lines: str) -> None:

@@ -128,6 +128,22 @@ def test_local_tensor_of_a_dtensor(process_group):
     assert torch_private.local_tensor(tensor) is tensor
 
 
+def test_muon_of_whole_matrices_asks_for_shards_alone(process_group):
+    """And gives the update of a sharded matrix as it gives that of a whole one."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    start, gradient, updated = torch.randn(6, 4), torch.randn(6, 4), []
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    for sharded in (False, True):
+        weight = torch.nn.Parameter(distribute_tensor(start, mesh, [Shard(0)]) if sharded else start.clone())
+        weight.grad = distribute_tensor(gradient, mesh, [Shard(0)]) if sharded else gradient.clone()
+        muon = torch.optim.Muon([weight], lr=0.1)
+        with torch_private.muon_of_whole_matrices():
+            muon.step()
+        updated.append(torch_private.local_tensor(weight.detach()))
+    assert updated[0].equal(updated[1]) and not updated[0].equal(start)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_observed_resizes(fails):
     seen, resize = [], torch.UntypedStorage.resize_

@@ -23,6 +23,14 @@ def process_group():
     dist.destroy_process_group()
 
 
+def test_shards_like_those_of_another_tensor(process_group):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    whole = torch.randn(3, 2)
+    sharded = distribute_tensor(torch.zeros(3, 2), mesh, [Shard(0)])
+    made = torch_distributed_private.shard_like(sharded, whole)
+    assert made.placements == sharded.placements and made.shape == sharded.shape and made.to_local().equal(whole)
+
+
 def test_a_process_group_is_found_by_its_name_and_in_an_operation():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

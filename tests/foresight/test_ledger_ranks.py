@@ -84,6 +84,8 @@ RANKS = [
     f"parallelism=fsdp {TWO} {WIDE} adapter=qlora precision=bf16",
     f"parallelism=fsdp {TWO} model=mixtral_tiny parallelism.experts=2 model.feed_forward=128 checkpointing=full",
     f"parallelism=ddp {TWO} {WIDE} parallelism.context=2 precision=bf16",
+    f"parallelism=fsdp {TWO} {WIDE} optim=muon precision=bf16",
+    f"parallelism=fsdp {TWO} {WIDE} optim=adamw8bit_ao precision=bf16",
 ]
 PIPELINE = f"parallelism=pipeline {TWO} model.layers=4 accumulation.steps=4"
 MORE_RANKS = [
@@ -102,6 +104,8 @@ MORE_RANKS = [
     f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=size parallelism.wrap_min_parameters=5000 optim=sgd",
     f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=none precision=bf16",
     f"parallelism=fsdp_tp {FOUR} {WIDE}",
+    f"parallelism=fsdp_tp {FOUR} {WIDE} optim=muon",
+    f"parallelism=fsdp {TWO} {WIDE} optim=adamw4bit precision=bf16_pure",
     f"parallelism=fsdp_tp {FOUR} {WIDE} parallelism.strategy=shard_grad_op precision=bf16 checkpointing=full",
     f"parallelism=fsdp {FOUR} model=mixtral_tiny parallelism.experts=2 parallelism.strategy=shard_grad_op "
     "precision=bf16 accumulation.steps=2",
@@ -111,7 +115,7 @@ MORE_RANKS = [
 ]
 
 
-@pytest.mark.slow_for("words1", "words2", "words3", "words4", "words5", "words6")
+@pytest.mark.slow_for("words1", "words2", "words3", "words4", "words5", "words6", "words8")
 @pytest.mark.parametrize("words", [*RANKS, *(pytest.param(words, marks=pytest.mark.slow) for words in MORE_RANKS)])
 def test_a_rank_that_is_not_there_counts_the_same(real, rows, tmp_path, words):
     chosen = SHORT + [word for given in words.split() for word in (rows if given == "data=rows" else [given])]

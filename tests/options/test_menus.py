@@ -61,6 +61,8 @@ def told(tmp_path_factory):
                 needed.append("tracker.mode=disabled")
             if facts_of((group, option)).get("needs_constant_schedule"):
                 needed.append("train.schedule=constant")
+            if option == "custom":
+                needed.append("optim.factory=torch.optim.NAdam")
             if group == "parallelism" and option not in ("single", "dp"):
                 needed.append("parallelism.num_processes=2")
             if option == "pipeline":  # one layer for each rank, and the one micro-batch of the default

@@ -88,7 +88,7 @@ PARALLELISM = [
         "Type parallelism.stage=3, or leave it out",
     ),
     ("gpu=l4_24gb parallelism=zero ranks=2 eval.precision=bf16", "eval.precision casts the whole model"),
-    ("gpu=l4_24gb parallelism=zero ranks=2 optim=muon", "Choose optim=adamw, or parallelism=ddp"),
+    ("gpu=l4_24gb parallelism=zero ranks=2 optim=muon", "Choose optim=adamw, or parallelism=fsdp"),
     ("gpu=l4_24gb parallelism=zero ranks=2 optim=schedule_free", "Choose optim=adamw, or parallelism=ddp"),
     ("gpu=l4_24gb parallelism=zero ranks=2 save.every_steps=1", "save.every_steps and resume"),
     (

@@ -75,6 +75,20 @@ class ShardReader:
         """The shape of a whole tensor."""
         return self._shards[name][0].shape
 
+    def shards(self, name: str) -> list[Shard]:
+        """The saved shards of a tensor; none where the checkpoint has no such tensor."""
+        return self._shards.get(name, [])
+
+    def covers(self, name: str, offset: list[int], size: list[int]) -> bool:
+        """Whether the saved shards of a tensor have all of a part of it. offset, size: see `read`."""
+        end = [begin + length for begin, length in zip(offset, size)]
+        filled = 0
+        for shard in self.shards(name):
+            overlap = shard.overlap(offset, end) if len(shard.shape) == len(size) else None
+            if overlap is not None:
+                filled += math.prod(stop - begin for begin, stop in zip(*overlap))
+        return filled == math.prod(size)
+
     def read(self, name: str, offset: list[int], size: list[int], shape: list[int]) -> torch.Tensor:
         """Part of a tensor, put together from the saved shards that overlap it.
 

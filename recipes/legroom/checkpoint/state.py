@@ -12,7 +12,7 @@ import numpy
 import torch
 from safetensors import SafetensorError
 
-from legroom.checkpoint import saved_values
+from legroom.checkpoint import blocks, saved_values
 from legroom.checkpoint.shard_reader import ShardReader
 from legroom.compat import torch_distributed_private, torch_private, torchao_private
 from legroom.errors import Refusal
@@ -63,10 +63,10 @@ def collect(loop: Any) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
         group_names.append([names[id(weight)] for weight in group["params"]])
         for weight in group["params"]:
             weight_name = names[id(weight)]
-            for key, value in _with_parts(optimizer.state.get(weight, {})).items():
+            for key, value in optimizer.state.get(weight, {}).items():
                 if isinstance(value, torch.Tensor):
                     _check_sharding(key, weight, value)
-                    _add_shard(states, boxes, f"{weight_name}/{key}", value, saver)
+                    _add_state(states, boxes, f"{weight_name}/{key}", value, saver)
                 else:
                     plain.setdefault(weight_name, {})[key] = value
     if split is not None:
@@ -99,18 +99,6 @@ def _of_all_stages(
     return [list(names) for names in all_names], all_plain
 
 
-def _with_parts(state: dict[str, Any]) -> dict[str, Any]:
-    """A weight's optimizer state with `key.part` for each part of a tensor that is put together from others."""
-    values: dict[str, Any] = {}
-    for key, value in state.items():
-        parts = torch_private.parts_of(value)
-        if not parts:
-            values[key] = value
-        for name, part in parts.items():
-            values[f"{key}.{name}"] = part
-    return values
-
-
 def _shared_values(loop: Any, optimizer: Any, group_names: list[list[str]], plain: dict[str, dict]) -> dict[str, Any]:
     """The states of optimizer, scheduler and gradient scaler that are not tensors, for JSON."""
     groups = []
@@ -134,6 +122,21 @@ def _add_shard(
     if saves:
         shards[name] = local.detach()
         boxes[name] = {"shape": shape, "offset": offset}
+
+
+def _add_state(
+    shards: dict[str, torch.Tensor], boxes: dict[str, dict], name: str, tensor: torch.Tensor, rank: int
+) -> None:
+    """Adds this rank's shard of an optimizer state; of one in few bits, its parts."""
+    if not torch_private.parts_of(torch_private.local_tensor(tensor)):
+        _add_shard(shards, boxes, name, tensor, rank)
+        return
+    local, offset, shape, saves = local_shard(tensor, rank)
+    if not saves:
+        return
+    for full_name, (piece, box) in blocks.pieces(name, local, blocks.Box(offset, shape)).items():
+        shards[full_name] = piece.detach()
+        boxes[full_name] = {"shape": box.shape, "offset": box.offset}
 
 
 def local_shard(tensor: Any, rank: int) -> tuple[torch.Tensor, list[int], list[int], bool]:
@@ -269,8 +272,14 @@ def _optimizer_state(
     plain: what the state has besides tensors.
     """
     state = dict(plain)
-    parts: dict[str, dict[str, torch.Tensor]] = {}  # key -> part of a state -> tensor
     for key in reader.keys(name):
+        base = key.partition(".")[0]  # of `exp_avg.codes`
+        if base in state:
+            continue
+        if torchao_private.makes_states(optimizer) and base != "step":
+            _, offset, shape, _ = local_shard(weight, rank)
+            state[base] = blocks.restore(optimizer, weight, name, base, blocks.Box(offset, shape), reader)
+            continue
         full_name = f"{name}/{key}"
         shape = reader.shape(full_name)
         if _is_sharded(weight) and shape:
@@ -278,15 +287,10 @@ def _optimizer_state(
             continue
         value = reader.read(full_name, [0] * len(shape), shape, shape)
         saved_values.check_state_dtype(full_name, value.dtype)
-        whole, _, part = key.partition(".")
-        if part:
-            parts.setdefault(whole, {})[part] = value
-        elif key == "step" and not group.get("capturable") and not group.get("fused"):
+        if key == "step" and not group.get("capturable") and not group.get("fused"):
             state[key] = value  # torch.optim keeps the count on the host unless a fused or captured kernel reads it
         else:
             state[key] = _on_device(optimizer, weight, value)
-    for key, tensors in parts.items():
-        state[key] = torchao_private.state_of_parts(optimizer, weight, key, tensors)
     return state
 
 

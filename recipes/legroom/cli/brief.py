@@ -251,7 +251,7 @@ def _in_use(outcome: Record) -> list[str]:
 def _setup(outcome: Record) -> str:
     """Recipe, precision, optimizer, batch, and the levers that are on."""
     config = outcome.config
-    parts = [outcome.recipe, _precision(config), config["optim"]["name"], f"batch {_batch(config)}"]
+    parts = [outcome.recipe, _precision(config), _optimizer(config), f"batch {_batch(config)}"]
     for menu in GROUPS:
         option = (config.get(menu) or {}).get("name")
         if menu in NAMED_APART or option in OFF:
@@ -269,6 +269,15 @@ def _setup(outcome: Record) -> str:
             text += " (auto)"
         parts.append(text)
     return ", ".join(parts)
+
+
+def _optimizer(config: dict[str, Any]) -> str:
+    """The option, and of a class that was named the class."""
+    name = config["optim"]["name"]
+    factory = config["optim"].get("factory")
+    if not factory:
+        return name
+    return f"{name} ({factory.rpartition(':')[2].rpartition('.')[2]})"
 
 
 def _batch(config: dict[str, Any]) -> str:

@@ -30,6 +30,26 @@ def shard_offset(tensor: DTensor) -> list[int]:
     return list(offset)
 
 
+def shard_like(sharded: Any, whole: torch.Tensor) -> DTensor:
+    """The shards of a tensor that every rank has whole, as another tensor of its shape is sharded; nothing is sent.
+
+    `DTensor.redistribute` does not do it for the placements of tensor parallelism with FSDP.
+    """
+    from torch.distributed.tensor import DTensor
+
+    box = tuple(
+        slice(begin, begin + size) for begin, size in zip(shard_offset(sharded), sharded.to_local().shape, strict=True)
+    )
+    return DTensor.from_local(
+        whole[box].contiguous(),
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=sharded.shape,
+        stride=sharded.stride(),
+    )
+
+
 # --- process groups ----------------------------------------------------------------------------------
 
 

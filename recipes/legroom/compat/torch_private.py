@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim import Optimizer
+from torch.optim import Optimizer, _muon
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -156,7 +156,27 @@ def parts_of(tensor: Any) -> dict[str, torch.Tensor]:
 
 def held_tensors(tensor: Any) -> list[torch.Tensor]:
     """The tensors that have the memory of a tensor on this rank."""
-    return list(parts_of(tensor).values()) or [local_tensor(tensor)]
+    local = local_tensor(tensor)
+    return list(parts_of(local).values()) or [local]
+
+
+def muon_of_whole_matrices() -> contextlib.AbstractContextManager[None]:
+    """Inside, `torch.optim.Muon` makes the update of a sharded matrix orthogonal as a whole: it is gathered on each
+    rank, in the bf16 in which the products are.
+
+    torch's own would multiply shards with each other: as many messages as products, and other rounding.
+    """
+    orthogonal = _muon._zeropower_via_newtonschulz
+
+    def of_whole(grad: torch.Tensor, *settings: Any) -> torch.Tensor:
+        if local_tensor(grad) is grad:
+            return orthogonal(grad, *settings)
+        from legroom.compat import torch_distributed_private  # a training of one process needs none of it
+
+        whole: Any = grad.bfloat16()
+        return torch_distributed_private.shard_like(grad, orthogonal(whole.full_tensor(), *settings))
+
+    return patched(_muon, _zeropower_via_newtonschulz=of_whole)
 
 
 def observed_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> contextlib.AbstractContextManager[None]:

@@ -60,6 +60,8 @@ class Facts:
     estimated_without_package: bool | None = None
     not_estimated: str | None = None  # why recipe=estimate does not support it, and what to type
     needs_whole_weights: bool | None = None  # an optimizer that cannot work on parts of weights
+    needs_rows: bool | None = None  # an optimizer that takes shards of weights if they are whole rows, as FSDP's are
+    needs_shapes: bool | None = None  # an optimizer that takes any shards of weights, and no flat pieces of many (ZeRO)
     rounds_to_zero: bool | None = None  # a small second moment may become 0, and its weight leap
     needs_own_weights: bool | None = None  # an optimizer that changes the weights also between steps
     needs_constant_schedule: bool | None = None  # an optimizer that takes the place of the learning rate's schedule

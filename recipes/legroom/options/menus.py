@@ -8,7 +8,7 @@ from legroom.config import GROUPS
 from legroom.config.fields import MISSING
 
 # Keys that only an option's YAML sets.
-MENUS_OWN = {"name", "kind", "facts", "family", "transformers_name", "factory", "compiles_step"}
+MENUS_OWN = {"name", "kind", "facts", "family", "transformers_name", "compiles_step"}
 
 
 def options(group: str, folders: list[Path]) -> dict[str, Path]:

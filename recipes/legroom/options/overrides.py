@@ -7,7 +7,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType
 
-from legroom import suggestions
+from legroom import paths, suggestions
 from legroom.compat import hydra_private
 from legroom.config import GROUPS
 from legroom.options import keys, menus
@@ -20,9 +20,20 @@ VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:")
 
 
 def quoted(argv: Sequence[str]) -> list[str]:
-    """The overrides, with quotes around a text that Hydra's grammar does not take without, as `data.path=Müller.txt`,
-    and brackets around the one word of a list, as `tracker.tags=mine`."""
-    return [_quoted(text) for text in argv]
+    """The overrides as Hydra's grammar takes them: quotes around a text, as of `data.path=Müller.txt`, brackets around
+    the one word of a list, as of `tracker.tags=mine`, and two pluses before the arguments of an optimizer's own class,
+    whose names no option has, as of `optim.args.rank=8`."""
+    adds = _takes_any_argument(argv)
+    return [f"++{text}" if adds and text.startswith("optim.args") else _quoted(text) for text in argv]
+
+
+def _takes_any_argument(argv: Sequence[str]) -> bool:
+    """Whether the chosen option of optim names a class, whose arguments its file need not have."""
+    for text in argv:
+        menu, _, option = text.partition("=")
+        if menu == "optim" and menus.option_values(menu, option, paths.menus()).get("kind") == "factory":
+            return True
+    return False
 
 
 def _quoted(text: str) -> str:

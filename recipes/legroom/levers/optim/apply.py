@@ -11,11 +11,15 @@ import torch
 from torch.optim import Optimizer
 
 from legroom.estimator.ledger import outside_autograd
-from legroom.levers.optim import optimizer
+from legroom.levers.optim import optimizer, own_class
 from legroom.options.hooks import Behaviour
 
 
 class Apply(Behaviour):
+    def check_model(self, name: str, architecture: Any, task: str) -> None:
+        if self.cfg.optim.kind == "factory":
+            own_class.check(self.cfg)
+
     def wrap_optimizer(self, optimizer: Optimizer) -> None:
         if self.cfg.optim.in_backward:
             StepsInBackward(optimizer)

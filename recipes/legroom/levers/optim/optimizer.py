@@ -5,12 +5,8 @@ groups, of the whole model (LOMO), of their own groups (GaLore, APOLLO), one per
 An optimizer that the table lacks is one entry in FACTORIES.
 """
 
-import importlib
-import importlib.util
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +14,11 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainingArguments
 from transformers.pytorch_utils import Conv1D
 
+from legroom.compat import torch_private
 from legroom.compat.transformers_trainer_private import OptimizerBuilder
 from legroom.config import Config
 from legroom.errors import Refusal
+from legroom.levers.optim import own_class
 from legroom.options import hooks
 
 Factory = Callable[[Config, TrainingArguments, torch.nn.Module], Optimizer]
@@ -108,6 +106,14 @@ def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [weight for weight in model.parameters() if id(weight) in found and weight.requires_grad]
 
 
+class _Muon(torch.optim.Muon):
+    """Muon, of matrices that may be sharded: each is gathered while its update is computed, on every rank."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        with torch_private.muon_of_whole_matrices():
+            return super().step(closure)  # type: ignore[arg-type]
+
+
 def _muon(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> CombinedOptimizer:
     """Muon for `hidden_matrices`, AdamW for the other weights, at one learning rate.
 
@@ -117,7 +123,7 @@ def _muon(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Combi
     matrices = hidden_matrices(model)
     if not matrices:
         raise Refusal("optim=muon is for matrices of stacked layers, and this model trains none. Choose optim=adamw.")
-    muon = torch.optim.Muon(
+    muon = _Muon(
         matrices,
         lr=args.learning_rate,
         weight_decay=args.weight_decay,
@@ -129,8 +135,27 @@ def _muon(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Combi
 
 def warnings(cfg: Config, model: torch.nn.Module) -> list[str]:
     """What a person may not expect of the optimizer that was built for this model; a line each."""
-    if cfg.optim.kind != "muon":
+    return _states_in_32_bits(cfg, model) + (_left_to_adamw(model) if cfg.optim.kind == "muon" else [])
+
+
+def _states_in_32_bits(cfg: Config, model: torch.nn.Module) -> list[str]:
+    """Shards that have no whole blocks, whose states torchao keeps in 32 bits."""
+    if not cfg.optim.facts.needs_rows or not cfg.parallelism.sharded:
         return []
+    block = 128 if cfg.optim.algorithm == "adamw_torch_4bit" else 256  # torchao's own
+    shards = [torch_private.local_tensor(weight) for weight in model.parameters() if weight.requires_grad]
+    plain = sum(shard.numel() for shard in shards if shard.numel() < 4096 or shard.numel() % block)
+    total = sum(shard.numel() for shard in shards)
+    if plain < 0.01 * total:
+        return []
+    return [
+        f"optim={cfg.optim.name}: {plain:,} of this rank's {total:,} trained parameters are in shards of less than "
+        f"4,096 numbers or without whole blocks of {block}, and keep states in 32 bits."
+    ]
+
+
+def _left_to_adamw(model: torch.nn.Module) -> list[str]:
+    """What optim=muon does not train by Muon."""
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     inside = {id(weight): weight for stack in stacks for weight in stack.parameters() if weight.requires_grad}
     others = sum(weight.numel() for weight in inside.values() if weight.dim() > 2)
@@ -171,45 +196,14 @@ def _torchao(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Op
 def _of_factory(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
     """The optimizer of a person's own class, for the parameter groups that any other would have.
 
-    Raises Refusal where the class cannot be imported, is no optimizer, or does not take what its option gives it.
+    Raises Refusal where it does not take them.
     """
-    option, named = f"optim={cfg.optim.name}", str(cfg.optim.factory)
-    made = _imported(option, named)
-    if not (isinstance(made, type) and issubclass(made, Optimizer)):
-        raise Refusal(f"{option}: factory: {named} is no subclass of torch.optim.Optimizer.")
     groups = [
         {key: group[key] for key in ("params", "weight_decay")}
         for group in _of_transformers_table(args, model).param_groups
         if group["params"]
     ]
-    given = dict(cfg.optim.args or {})
-    if cfg.optim.beta1 is not None and cfg.optim.beta2 is not None:
-        given["betas"] = (cfg.optim.beta1, cfg.optim.beta2)
-    if cfg.optim.epsilon is not None:
-        given["eps"] = cfg.optim.epsilon
-    if cfg.optim.momentum is not None:
-        given["momentum"] = cfg.optim.momentum
-    build: Any = made
-    try:
-        return build(groups, lr=args.learning_rate, **given)
-    except (TypeError, ValueError) as error:
-        raise Refusal(f"{option}: {named} does not take the arguments of its option: {error}") from error
-
-
-def _imported(option: str, named: str) -> Any:
-    """What `file.py:Class` or `package.module.Class` names. Raises Refusal where it cannot be imported."""
-    file, colon, name = named.rpartition(":")
-    try:
-        if not colon:
-            module, _, name = named.rpartition(".")
-            return getattr(importlib.import_module(module), name)
-        spec = importlib.util.spec_from_file_location(f"legroom_own_{Path(file).stem}", file)
-        assert spec is not None and spec.loader is not None, f"{file} is no file of Python"
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return getattr(module, name)
-    except Exception as error:  # whatever a person's own file raises
-        raise Refusal(f"{option}: factory: {named} cannot be imported: {type(error).__name__}: {error}") from error
+    return own_class.build(cfg, groups, args.learning_rate)
 
 
 class _Uncompiled(Optimizer):

@@ -52,25 +52,42 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """What needs all gradients at once, where each weight is updated in the backward pass; and compiled steps."""
-    found = _factory_problems(cfg)
+    found = _factory_problems(cfg) + _unknown_arguments(cfg)
     found += _in_backward_problems(cfg) if cfg.optim.in_backward else []
     return found + (_compiled_step_problems(cfg) if cfg.optim.compiles_step else [])
 
 
 def _factory_problems(cfg: Config) -> list[str]:
     """A factory's class that is not there, as far as that is seen without importing it."""
-    option, named = f"optim={cfg.optim.name}", cfg.optim.factory
+    option, factory = f"optim={cfg.optim.name}", cfg.optim.factory
     if cfg.optim.kind != "factory":
-        return [f"{option}: factory is for kind: factory, and its kind is {cfg.optim.kind}."] if named else []
-    file, _, name = (named or "").rpartition(":")
-    package = (named or "").partition(".")[0]
-    if not named or not (name if file else "." in named):
-        return [f"{option} needs the class of its optimizer: factory: mine.py:Lion, or factory: package.module.Lion."]
+        if "factory" in menus.option_values("optim", cfg.optim.name, paths.menus()):
+            return [f"{option}: factory is for kind: factory, and its kind is {cfg.optim.kind}."]
+        return []  # typed beside another option, which says so itself
+    file, _, name = (factory or "").rpartition(":")
+    package = (factory or "").partition(".")[0]
+    if not factory or (file and not name) or (not file and "." not in factory):
+        return [
+            f"{option} needs the class of its optimizer: optim.factory=package.module.Lion, or "
+            "optim.factory=mine.py:Lion."
+        ]
     if file and not Path(file).is_file():
-        return [f"{option}: factory: {named}, and there is no such file."]
+        return [f"{option}: factory: {factory}, and there is no such file."]
     if not file and not host.has(package):
-        return [f"{option}: factory: {named}, and the package {package} is not installed."]
+        return [f"{option}: factory: {factory}, and the package {package} is not installed."]
     return []
+
+
+def _unknown_arguments(cfg: Config) -> list[str]:
+    """Names of `optim.args` that the option's file does not have, and that transformers would leave out in silence."""
+    if cfg.optim.kind == "factory" or not cfg.optim.args:
+        return []
+    known = menus.option_values("optim", cfg.optim.name, paths.menus()).get("args") or cfg.optim.args
+    return [
+        f"optim.args.{name}: optim={cfg.optim.name} does not take this argument. It has {', '.join(known)}."
+        for name in cfg.optim.args
+        if name not in known
+    ]
 
 
 def _compiled_step_problems(cfg: Config) -> list[str]:

@@ -18,6 +18,11 @@ def problems(cfg: Config) -> list[str]:
             f"optim={cfg.optim.name} works on whole weights, and parallelism={own.name} gives each rank a part. "
             "Choose optim=adamw or optim=sgd, or parallelism=ddp."
         )
+    if cfg.optim.facts.needs_rows and own.kind == "fsdp_tp":
+        found.append(
+            f"optim={cfg.optim.name} has a scale for each block of whole rows, and parallelism={own.name} divides "
+            "rows. Choose parallelism=fsdp, or optim=adamw."
+        )
     if cfg.eval.precision:
         found.append(f"eval.precision casts the whole model, which parallelism={own.name} has sharded. Leave it out.")
     if own.in_groups:

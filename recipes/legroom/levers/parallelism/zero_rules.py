@@ -13,12 +13,14 @@ def problems(cfg: Config) -> list[str]:
         )
     if own.offload != "none" and not cfg.target.on_gpu and not cfg.predicts:
         found.append("parallelism.offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
-    if cfg.optim.facts.needs_whole_weights:
+    facts = cfg.optim.facts
+    if facts.needs_whole_weights or facts.needs_rows or facts.needs_shapes:
+        instead = "ddp" if facts.needs_whole_weights else "fsdp"
         found.append(
-            f"optim={cfg.optim.name} works on whole weights, and parallelism=zero gives it flat pieces of many "
-            "weights. Choose optim=adamw, or parallelism=ddp."
+            f"optim={cfg.optim.name} works on one weight at a time, and parallelism=zero gives it flat pieces of many. "
+            f"Choose optim=adamw, or parallelism={instead}."
         )
-    if cfg.optim.facts.needs_own_weights:
+    if facts.needs_own_weights:
         found.append(
             f"optim={cfg.optim.name} changes the weights before an evaluation, and parallelism=zero keeps them in flat "
             "pieces. Choose optim=adamw, or parallelism=ddp."
