@@ -293,6 +293,28 @@ def test_collectives_give_what_equal_ranks_would(on_device):
     """) == [[4, -8, 12], [1, -2, 3], [1, -2, 3] * 4, [6.0]]
 
 
+def test_the_thread_that_looks_after_collectives_sees_them_under_way_until_they_are_given_up(on_device):
+    """torch's watchdog; every other thread finds all work done."""
+    not_ready = 600
+    ask = """
+    import threading
+    event, communicator, seen = c_void_p(), c_void_p(), []
+    class Id(ctypes.Structure): _fields_ = [("bytes", ctypes.c_char * 128)]
+    cuda.ncclCommInitRank(byref(communicator), 2, Id(), 0)
+    cuda.cudaEventCreate(byref(event)); cuda.cudaEventRecord(event, None)
+    def look():
+        ctypes.CDLL(None).prctl(15, b"pt_nccl_watchdg", 0, 0, 0)  # PR_SET_NAME
+        seen.append(cuda.cudaEventQuery(event))
+        cuda.ncclCommAbort(communicator)
+        seen.append(cuda.cudaEventQuery(event))
+    seen.append(cuda.cudaEventQuery(event))
+    thread = threading.Thread(target=look); thread.start(); thread.join()
+    print(json.dumps(seen))
+    """
+    assert on_device(ask) == [0, not_ready, 0]
+    assert on_device(ask, LEGROOM_GPU_WATCHDOG_SECONDS="0") == [0, 0, 0]
+
+
 # --- counters, log, functions by name ------------------------------------------------------------------------------
 
 

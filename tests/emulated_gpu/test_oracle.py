@@ -8,6 +8,7 @@ from legroom.script_check import cuda_build
 pytestmark = pytest.mark.cuda_build
 
 SMALL = "model.layers=2 data.seq_len=256 batch.per_device=2"
+TWO_RANKS = "parallelism.num_processes=2"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,13 +41,11 @@ def test_the_estimate_has_the_memory_of_the_real_stack():
         ("rtx4090_24gb", "accelerate", f"model=gpt2 precision=bf16 accumulation=x4 {SMALL}"),  # losses are kept
         ("t4_16gb", "accelerate", f"model=bert_base precision=fp16 {SMALL}"),  # random numbers' seeds on the host
         # Gathers and reductions on streams of their own, which share no memory.
-        (
-            "rtx4090_24gb",
-            "accelerate",
-            f"model=gpt2 precision=bf16 parallelism=fsdp parallelism.num_processes=2 {SMALL}",
-        ),
+        ("rtx4090_24gb", "accelerate", f"model=gpt2 precision=bf16 parallelism=fsdp {TWO_RANKS} {SMALL}"),
+        # The first step's buckets, which NCCL's process group holds.
+        ("rtx4090_24gb", "accelerate", f"model=smollm2_135m precision=bf16 parallelism=ddp {TWO_RANKS} {SMALL}"),
     ],
-    ids=["adafactor", "accumulation", "dropout", "fsdp"],
+    ids=["adafactor", "accumulation", "dropout", "fsdp", "ddp"],
 )
 def test_it_has_that_of_what_a_lever_adds_outside_tensors(gpu, recipe, overrides):
     both = compared(gpu, recipe, overrides)

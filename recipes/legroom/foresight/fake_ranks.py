@@ -26,6 +26,7 @@ from legroom.config import Config
 from legroom.estimator.fake_gpu import known_values, libraries
 from legroom.estimator.fake_gpu.backend import Stream
 from legroom.estimator.fake_gpu.device import FakeDevice
+from legroom.estimator.ledger.storage_log import StorageLog
 from legroom.foresight.zero import ranks as zero_ranks
 from legroom.foresight.zero import shards as zero_shards
 from legroom.levers.attention.rules import FLASH
@@ -129,17 +130,33 @@ class FakeDDP(torch.nn.parallel.DistributedDataParallel):
 
     def __init__(self, module: torch.nn.Module, device_ids: Any = None, output_device: Any = None, **settings: Any):
         super().__init__(module, **settings)
-        self.register_comm_hook(None, _all_reduce)
+        self.reduced: list[torch.Tensor] = []  # buckets of the latest step
+        self.register_comm_hook(self.reduced, _all_reduce)
+
+    def rebuild_buckets(self, log: StorageLog) -> None:
+        """Rebuild the gradient buckets behind the first step, so that the second step is like every later one.
+
+        NCCL's process group holds the first ones until its watchdog, which looks ten times a second, has seen that
+        their reductions are over, and another collective begins (TensorShelf in ProcessGroupNCCL.hpp). When that is, is
+        a matter of luck: the allocator never gets them back here.
+        """
+        if torch_distributed_private.rebuild_ddp_buckets(self):
+            for buffer in self.reduced:
+                entry = log.entry_of(buffer)
+                assert entry is not None, "the log has seen the buckets being reduced"
+                entry.stays_allocated = True
+        self.reduced.clear()
 
 
-def _all_reduce(_, bucket):  # no annotations: DDP compares them with types, and here they would be strings
+def _all_reduce(reduced, bucket):  # no annotations: DDP compares them with types, and here they would be strings
+    reduced.append(bucket.buffer())
     dist.all_reduce(bucket.buffer())
     done = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
-def rebuild_buckets(model: torch.nn.Module) -> None:
-    """Rebuild DDP's gradient buckets between two steps, so that the second step is like every later one."""
+def rebuild_buckets(model: torch.nn.Module, log: StorageLog) -> None:
+    """What DDP does between the first two steps. log: of the storages."""
     if isinstance(model, FakeDDP):
-        torch_distributed_private.rebuild_ddp_buckets(model)
+        model.rebuild_buckets(log)

@@ -250,7 +250,7 @@ def _two_steps(training: setup.Training, trace: OpTrace, enough: int, held: list
     training.args.gradient_accumulation_steps = enough
     for _ in range(2):
         tokens = loop.one_more_step(trace)
-        fake_ranks.rebuild_buckets(loop.model)
+        fake_ranks.rebuild_buckets(loop.model, trace.log)
     return tokens
 
 

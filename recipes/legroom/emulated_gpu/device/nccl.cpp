@@ -13,6 +13,7 @@
 #include "card.h"
 #include "launches.h"
 #include "memory.h"
+#include "streams.h"
 
 namespace emulated {
 namespace {
@@ -231,9 +232,12 @@ PUBLIC int ncclCommSplit(void* parent, int color, int, void** made, void*) {
 PUBLIC int ncclCommShrink(void* parent, int*, int excluded, void** made, void*, int) {
   return make(made, known(parent)->ranks - excluded, known(parent)->rank);
 }
-PUBLIC int ncclCommDestroy(void*) { return 0; }
-PUBLIC int ncclCommAbort(void*) { return 0; }
-PUBLIC int ncclCommFinalize(void*) { return 0; }
+PUBLIC int ncclCommFinalize(void*) {
+  end_communicators();
+  return 0;
+}
+PUBLIC int ncclCommDestroy(void* communicator) { return ncclCommFinalize(communicator); }
+PUBLIC int ncclCommAbort(void* communicator) { return ncclCommFinalize(communicator); }
 PUBLIC int ncclCommGetAsyncError(void*, int* error) {
   *error = 0;
   return 0;

@@ -51,6 +51,9 @@ int refuse_wait_for(Stream* stream);
 // The same for calls, as cudaMalloc, that a capture in the strict modes does not allow to this thread.
 int refuse_unsafe_call();
 
+// The process is done with its collectives: torch waits until all of them are over.
+void end_communicators();
+
 // graphs.cpp
 void join_capture(Stream* stream, const std::shared_ptr<Capture>& capture);
 void leave_capture(Stream* stream);

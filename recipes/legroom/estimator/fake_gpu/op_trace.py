@@ -249,7 +249,7 @@ class _AllocatorRequests:
             if index == last:
                 break
             entry, sign = self._log[index]
-            if entry.paged:
+            if entry.paged or (sign < 0 and entry.stays_allocated):
                 continue
             if sign > 0:
                 if id(entry) not in self._keys:

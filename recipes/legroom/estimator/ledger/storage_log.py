@@ -23,6 +23,7 @@ class StorageEntry:
     preexisting: bool  # allocated before the log saw it: an argument of an operation, or a state of the model
     recomputed: bool = False  # allocated while activation checkpointing runs a forward pass again
     paged: bool = False  # bitsandbytes' managed memory, outside the device's allocator
+    stays_allocated: bool = False  # something that is not seen still holds its memory when it is freed
     stream: int = 0  # on which it was allocated; 0: the default one, or not known
 
 
