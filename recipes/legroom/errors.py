@@ -16,7 +16,7 @@ class NoStepTaken(Diverged):
 
 
 class NotHere(Refusal):
-    """Data that is neither on this machine nor returned by the hub."""
+    """Data, or a model, that is neither on this machine nor returned by the hub."""
 
 
 def first_line(error: BaseException) -> str:

@@ -34,13 +34,13 @@ QUESTIONS = {
     ),
     "BERT on T4": ({"model": "bert_base", "gpu": "t4_16gb"}, "bert_base", "It fits"),
     "Mixtral LoRA on A100 80": (
-        {"model": "Mixtral", "gpu": "a100_80gb", "adapter": "lora", **LARGE},
+        {"model": "Mixtral 8x7B", "gpu": "a100_80gb", "adapter": "lora", **LARGE},
         "mixtral_8x7b",
         "It does not fit",
     ),
     "Qwen3 8B": ({"model": "Qwen/Qwen3-8B", "gpu": "h100_80gb", "adapter": "lora", **LARGE}, "qwen3_8b", "It fits"),
     "Gemma 2 9B": ({"model": "Gemma 2 9B", "gpu": "l40s_48gb", "adapter": "qlora", **LARGE}, "gemma2_9b", "It fits"),
-    "Phi-3": ({"model": "Phi-3"}, None, "choose phi3_medium or phi3_mini"),
+    "Phi-3": ({"model": "Phi-3"}, None, "phi3_mini, phi3_medium"),
     "Mistral by its link": (
         {
             "model": MISTRAL,
@@ -51,7 +51,7 @@ QUESTIONS = {
         "mistral_7b",
         "It fits",
     ),
-    "bad id": ({"model": "nobody/nothing-13b"}, None, "a model of like sizes (llama2_13b, "),
+    "bad id": ({"model": "nobody/nothing-13b"}, None, "a model of like sizes ("),
     "bad number": ({"model": "bert_base", "batch.per_device": "0"}, None, "must be a whole number from 1"),
 }
 

@@ -27,7 +27,7 @@ from legroom.cli import sweep as sweeps
 from legroom.cli.exit_codes import REFUSED
 from legroom.compat import hydra_private, hydra_refused_code_private
 from legroom.errors import Refusal
-from legroom.options import compose, hydra_errors, overrides
+from legroom.options import compose, hydra_errors, model_names, overrides
 from legroom.ranks.rank_info import RankInfo, current_rank
 
 VERBOSE = "--verbose"  # the one flag that is not Hydra's
@@ -126,7 +126,10 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     folders = []  # of menus; none where they are not known
     if own_folders is not None and not line.names & flags.CONFIG_PATH:
         folders = [conf, *own_folders]
-    in_quotes = overrides.quoted(line.overrides)
+    named, notes = model_names.in_overrides(line.overrides, folders or [conf])
+    for note in notes:
+        console.say(note)
+    in_quotes = overrides.quoted(named)
     sweeping = bool(line.names & argv.MULTIRUN)
     problems = overrides.problems(in_quotes, folders, sweeping)
     if not sweeping and not line.names & flags.SHOWS:

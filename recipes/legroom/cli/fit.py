@@ -28,10 +28,11 @@ from concurrent.futures.process import BrokenProcessPool
 
 from rich.console import Console
 
-from legroom import invocation
+from legroom import invocation, paths
 from legroom.cli import console, exit_codes, flags
 from legroom.errors import Refusal, first_line, is_out_of_memory
 from legroom.foresight.search import plan, pool, present, request
+from legroom.options import model_names
 
 NO_MEMORY = "this machine may be out of memory. That says nothing about the GPU."
 
@@ -49,9 +50,12 @@ def main(argv: list[str]) -> int:
 
 def find(argv: list[str]) -> int:
     """Search for what the command line leaves open, and print it. Returns the exit code."""
-    options, overrides, problems = request.read_options(argv)
+    options, typed, problems = request.read_options(argv)
     if problems:
         raise Refusal("\n".join(problems))
+    overrides, notes = model_names.in_overrides(typed, paths.menus())
+    for note in notes:
+        console.say(note)
     places, others, problems = request.read_places(overrides, options)
     if problems:
         raise Refusal("\n".join(problems))

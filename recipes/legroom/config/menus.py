@@ -36,6 +36,23 @@ class Model(Menu):
         "phi3",
         "deepseek_v2",
         "gpt_oss",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "glm4",
+        "glm4_moe",
+        "smollm3",
+        "olmo2",
+        "olmo3",
+        "granite",
+        "granitemoehybrid",
+        "deepseek_v3",
+        "ministral3",
+        "seed_oss",
+        "gemma",
+        "starcoder2",
+        "gpt_neox",
+        "gemma4_text",
+        "xlm-roberta",
     )
     layers: int = key(minimum=1, below=MOST_LAYERS + 1)
     width: int = at_least(1)

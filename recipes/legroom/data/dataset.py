@@ -216,12 +216,22 @@ def _masking(cfg: Config, task: str, tokens: Tokens) -> Masking | None:
 
 
 def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
-    """`_tokenised`; an estimate, which needs lengths alone, takes random rows for a data set that is not here."""
-    try:
-        return _tokenised(cfg, task, vocab, head, last_id)
-    except NotHere:
-        if not cfg.predicts:
-            raise
+    """`_tokenised`; an estimate, which needs lengths alone, takes random rows for those that are not here.
+
+    Not here are a data set that the hub does not return, files that are not named yet, and rows whose tokenizer
+    is not on this machine.
+    """
+    not_read = f"data={cfg.data.name} is not on this machine"
+    if data_options.are_not_named(cfg):
+        not_read = f"data={cfg.data.name} has no data.path= yet"
+    else:
+        try:
+            return _tokenised(cfg, task, vocab, head, last_id)
+        except NotHere as error:
+            if not cfg.predicts:
+                raise
+            if isinstance(error, tokens_module.NoTokenizer):
+                not_read = f"the tokenizer {cfg.data.tokenizer} is not on this machine, so that no row can be read"
     stand_ins = copy.copy(cfg)
     stand_ins.data = copy.copy(cfg.data)
     stand_ins.data.samples = cfg.data.samples or STAND_INS
@@ -229,8 +239,8 @@ def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last
     data = _dummy(stand_ins, task, vocab, last_id)
     data.stand_ins = True
     data.warnings.append(
-        f"data={cfg.data.name} is not on this machine, and an estimate needs the lengths of its rows alone: they are "
-        f"taken to be {stand_ins.data.samples:,} of data.seq_len={cfg.data.seq_len} tokens. data.path= names files."
+        f"{not_read}, and an estimate needs the lengths of its rows alone: they are taken to be "
+        f"{stand_ins.data.samples:,} of data.seq_len={cfg.data.seq_len} tokens. data.path= names files."
     )
     return data
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from legroom import paths
 from legroom.config import Config
 from legroom.data import byte_tokenizer
-from legroom.errors import Refusal, first_line
+from legroom.errors import NotHere, Refusal, first_line
 
 MASK = "<|mask|>"  # of bytes
 PIECE = 1_000_000  # characters that are given to a tokenizer at once; it needs about 100 times their size
@@ -19,6 +19,10 @@ NO_TOKENIZER = (  # what to do about a model without one
     "with data.tokenizer=."
 )
 LARGEST_BYTE_VOCAB = 512  # a larger vocabulary is not one of bytes
+
+
+class NoTokenizer(NotHere):
+    """A tokenizer that is no folder of this machine, and that the hub did not return."""
 
 
 class Tokens:
@@ -161,7 +165,8 @@ def _load(name: str, key: str) -> Any:
             advice = "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
         elif not advice:
             advice = NO_TOKENIZER
-        raise Refusal(f"{key}={name} cannot be loaded: {first_line(error)} {advice}") from error
+        kind = Refusal if folder.exists() else NoTokenizer
+        raise kind(f"{key}={name} cannot be loaded: {first_line(error)} {advice}") from error
     ordinary_tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     if len(ordinary_tokens) < 2:  # transformers has made it without any file
         raise Refusal(f"{key}={name} brings no tokenizer: no file with a vocabulary is there. {NO_TOKENIZER}")

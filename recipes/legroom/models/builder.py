@@ -31,7 +31,7 @@ def configuration(cfg: Config) -> PretrainedConfig:
     """
     model = cfg.model
     if model.pretrained:
-        return pretrained.configuration(model.pretrained)
+        return pretrained.configuration(model.pretrained, cfg.predicts)
     known = {*vars(AutoConfig.for_model(model.family)), "head_dim"}  # which some models look for with getattr
     for key in model.config or ():
         if key not in known:  # transformers would keep it, and nothing would read it

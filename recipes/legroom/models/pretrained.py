@@ -4,6 +4,7 @@ The only weights that may be new are those of a classification head, on a checkp
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,10 +13,10 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from legroom import invocation, paths
 from legroom.compat import transformers_models_private
-from legroom.errors import Refusal, is_out_of_memory
+from legroom.errors import NotHere, Refusal, is_out_of_memory
 from legroom.estimator.ledger import quantised
 from legroom.models import head
-from legroom.options import known_models
+from legroom.options import menus, model_families, model_names
 from legroom.options.model import counts_problems
 from legroom.records.printable import printable
 
@@ -42,16 +43,60 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
             if cause.startswith("Error while deserializing") and not not_pulled:  # safetensors'
                 cause = f"a .safetensors file there is cut off or damaged ({cause}). Download it again."
             raise Refusal(f"model.pretrained={name} cannot be loaded: {cause} {not_pulled}".rstrip()) from error
-        raise Refusal(
+        raise NotHere(
             f"model.pretrained={name} is no folder here, and the hub did not return it: {_first_sentence(error)} "
-            "Without a network, give the folder of a saved model (config.json and .safetensors)."
-            + known_models.like(name)
+            "Without a network, give the folder of a saved model (config.json and .safetensors)." + _sizes_known(name)
         ) from error
 
 
-def configuration(name: str) -> PretrainedConfig:
-    """transformers' configuration of pretrained weights. Raises Refusal where it cannot be read or built."""
-    return call(_configuration, name)
+def _sizes_known(name: str) -> str:
+    """What else to type for a model that is not here: where its sizes are known, or nearly its name is."""
+    option = model_names.option(name)
+    if option is not None:
+        return f" An estimate needs no weights: model={option} has the sizes of {model_names.sizes_of(option)}."
+    near = model_names.offered(name)
+    return f" An estimate needs no weights.{near}" if near else ""
+
+
+def configuration(name: str, estimated: bool = False) -> PretrainedConfig:
+    """transformers' configuration of pretrained weights. Raises Refusal where it cannot be read or built.
+
+    estimated: the weights are not loaded. The sizes of a known model then do in place of a config.json that is not
+    here.
+    """
+    option = stand_in(name) if estimated else None
+    if option is None:
+        return call(_configuration, name)
+    sizes = menus.option_values("model", option, [paths.CONF])
+    family = sizes["family"]
+    values = model_families.values(family, {**dict.fromkeys(model_families.SIZES), "config": None, **sizes}, 0.0)
+    return AutoConfig.for_model(family, **values)
+
+
+@functools.cache
+def stand_in(name: str) -> str | None:
+    """The option of the menu `model` whose sizes stand in for a config.json that is not here.
+
+    None where config.json is here, or can be had, or no option has the sizes of a model of that name.
+    """
+    option = model_names.option(name)
+    if option is None:
+        return None
+    try:
+        call(_configuration, name)
+    except NotHere:
+        return option
+    except Refusal:  # it is here, and cannot be used: said where it is loaded
+        return None
+    return None
+
+
+def stands_in(name: str, option: str) -> str:
+    """The warning of an estimate with the sizes of an option in place of a config.json."""
+    return (
+        f"model.pretrained={name}: its config.json is not on this machine, and the hub did not return it. Estimated "
+        f"with the published sizes of {model_names.sizes_of(option)} (model={option}); a training needs the files."
+    )
 
 
 def _configuration(source: str, **settings: Any) -> PretrainedConfig:

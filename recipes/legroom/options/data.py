@@ -80,7 +80,7 @@ def _missing_or_wrong_task(cfg: Config) -> str | None:
     data = cfg.data
     if data.kind in MADE and data.samples is None:
         return f"data={data.name} needs a number of sequences, not data.samples=null. Type data.samples=512."
-    if data.kind in data_sources.OWN_FILES and data.path is None:
+    if data.kind in data_sources.OWN_FILES and data.path is None and not are_not_named(cfg):
         kinds = ".jsonl, .json, .parquet or .csv" if data.kind == "chat" else ".txt, .jsonl, .csv or .parquet"
         return f"data={data.name} needs data.path=: {kinds}, a file, a folder or a pattern."
     if data.kind == "text" and data.task == "chat":
@@ -94,6 +94,12 @@ def _missing_or_wrong_task(cfg: Config) -> str | None:
     if data.task is not None and data.task not in possible:
         return f"data.task={data.task} with data={data.name}: its rows are for {', '.join(possible)} alone."
     return None
+
+
+def are_not_named(cfg: Config) -> bool:
+    """Whether an estimate is asked before the files of its rows are: it needs their lengths alone, and takes random
+    rows of data.seq_len tokens for them."""
+    return cfg.predicts and cfg.data.kind in data_sources.OWN_FILES and cfg.data.path is None
 
 
 def _ignored_keys(cfg: Config, given: Collection[str]) -> list[str]:

@@ -3,11 +3,10 @@
 import functools
 import re
 
-from legroom import paths, suggestions
+from legroom import paths
 from legroom.options import menus
 
 SOURCE = re.compile(r"^# Source:.*?(?:https?://)?huggingface\.co/([\w.-]+/[\w.-]+)", re.MULTILINE)
-SIZE = re.compile(r"[\dx.]+[bm]\b", re.IGNORECASE)  # in a hub id: 7B, 8x22B
 
 
 @functools.cache
@@ -20,15 +19,3 @@ def known() -> dict[str, tuple[str, str]]:
         hub_id = source[1] if source is not None else ""
         models[name] = (first_line.removeprefix("#").strip(), hub_id)
     return models
-
-
-def like(hub_id: str) -> str:
-    """' An estimate needs no weights: ...' where an option has the sizes of a model with that id, or nearly that id."""
-    option_of = {}
-    for option, (_, source) in known().items():
-        if SIZE.findall(source) == SIZE.findall(hub_id):
-            option_of[source] = option
-    source = suggestions.closest(hub_id, option_of)
-    if source is None:
-        return ""
-    return f" An estimate needs no weights: model={option_of[source]} has the sizes of {source}."

@@ -46,7 +46,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if "model.classes" in given and kind not in (None, "classification", "multi_label"):
         return [f"model.classes={cfg.model.classes} would be ignored: {kind} has no classes. Leave it out."]
     if not cfg.model.pretrained:
-        return _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
+        return _size_problems(cfg) + _layer_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
     lines = _folder_problems(cfg.model.pretrained, needs_weights=not cfg.predicts)
     set_by_weights = sorted(f"model.{key}" for key in SET_BY_WEIGHTS)
     typed = [key for key in set_by_weights if key in given]
@@ -71,6 +71,18 @@ def _size_problems(cfg: Config) -> list[str]:
             )
     if model.kv_heads and model.heads % model.kv_heads != 0:
         lines.append(f"model.heads={model.heads} is not a multiple of model.kv_heads={model.kv_heads}.")
+    return lines
+
+
+def _layer_problems(cfg: Config) -> list[str]:
+    """Values of config that are given layer by layer, and not for as many layers as there are."""
+    lines = []
+    for key, values in (cfg.model.config or {}).items():
+        if key == "layer_types" and len(values) != cfg.model.layers:
+            lines.append(
+                f"model.layers={cfg.model.layers}: model.config.{key} of model={cfg.model.name} has one value for each "
+                f"of {len(values)} layers. Type model.config.{key}=[...] for {cfg.model.layers} layers too."
+            )
     return lines
 
 

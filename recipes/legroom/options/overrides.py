@@ -10,12 +10,13 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Overri
 from legroom import paths, suggestions
 from legroom.compat import hydra_private
 from legroom.config import GROUPS
-from legroom.options import keys, menus
+from legroom.options import keys, menus, model_names
 from legroom.records.validate import has_type
 
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
 ONE_WORD = re.compile(r"[\w.-]+")
 NAMES = (str, list, ChoiceSweep, Glob)  # the value of an override that names one option or several
+MOST_LISTED = 50  # options of a menu, in a message
 VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:")
 
 
@@ -257,6 +258,8 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
         return None
     typed = suggestions.shown(_as_typed(value))
     near = _nearest_option(group, value, options)
+    if len(options) > MOST_LISTED:
+        return f"{group}={typed}: there is no such option.{near} --help {group} lists all {len(options)}."
     return f"{group}={typed}: there is no such option.{near} {group} has {', '.join(options)}."
 
 
@@ -267,14 +270,20 @@ def _nearest_option(group: str, value: Any, options: list[str]) -> str:
         return f" Type accumulation.steps={value}."
     if group == "model" and "/" in typed:
         return f" Type model.pretrained={suggestions.shown(typed)}."
+    if group == "model" and isinstance(value, str) and model_names.near(value):
+        return f"{model_names.offered(value)} {_of_hub(typed)}"
     argument = keys.arguments().get(f"{group}={typed.lower()}")
     if argument:
         return f" Type {argument}."
     containing = [option for option in options if typed.isalnum() and typed in option]
     near = f" Did you mean {' or '.join(containing)}?" if containing else suggestions.nearest(typed, options)
     if group == "model" and ("-" in typed or not near):  # ids of the hub have dashes, options have none
-        near += f" For a model of the hub, or in a folder, type model.pretrained={suggestions.shown(typed)}."
+        near += f" {_of_hub(typed)}"
     return near
+
+
+def _of_hub(typed: str) -> str:
+    return f"For a model of the hub, or in a folder, type model.pretrained={suggestions.shown(typed)}."
 
 
 def _section_problem(section: str, value: Any) -> str | None:

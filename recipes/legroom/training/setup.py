@@ -15,7 +15,7 @@ from legroom.config import Config
 from legroom.data import dataset
 from legroom.data.dataset import Data
 from legroom.levers.parallelism.apply import model_on_device
-from legroom.models import architectures, behaviour, builder, shifted_loss
+from legroom.models import architectures, behaviour, builder, pretrained, shifted_loss
 from legroom.options import hooks, task, train
 from legroom.options.training_arguments import training_arguments
 from legroom.records import record
@@ -75,7 +75,7 @@ def prepare(
     last_id = architectures.last_id(architecture, task_name)
     data = (build_data or dataset.build_data)(cfg, task_name, vocab, labels, last_id)
     data.head = labels
-    warnings = config_warnings + behaviour_warnings + data.warnings
+    warnings = _stand_in_warnings(cfg) + config_warnings + behaviour_warnings + data.warnings
     warnings += behaviour.pad(model_name, architecture, data, model_behaviour)
 
     def warn(text: str) -> None:
@@ -91,6 +91,14 @@ def prepare(
         return model  # an adapter's wrapper passes on what it lacks itself
 
     return Ingredients(args, data, levers, build_model, warnings)
+
+
+def _stand_in_warnings(cfg: Config) -> list[str]:
+    """The warning of an estimate that takes a known model's sizes for a config.json that is not here."""
+    if not cfg.predicts or not cfg.model.pretrained:
+        return []
+    option = pretrained.stand_in(cfg.model.pretrained)
+    return [] if option is None else [pretrained.stands_in(cfg.model.pretrained, option)]
 
 
 def build(

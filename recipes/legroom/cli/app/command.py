@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import signal
 import tempfile
 import webbrowser
@@ -34,6 +35,7 @@ def main(argv: list[str]) -> int:
             )
     if problems:
         raise Refusal("\n".join(problems))
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the app asks no server
     cfg, _ = compose.compose_valid(paths.CONF, "recipe=estimate", "gpu=t4_16gb")
     worker_environment.prepare(cfg, RankInfo())  # of all its estimates
     try:

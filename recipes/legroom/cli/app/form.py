@@ -12,7 +12,7 @@ from legroom.cli import help_text
 from legroom.cli.app import model_name
 from legroom.errors import Refusal
 from legroom.machine import gpu_specs
-from legroom.options import known_models
+from legroom.options import known_models, model_names
 
 _TITLES = yaml_table.beside(__file__)
 MENUS: dict[str, str] = _TITLES["menus"]
@@ -121,8 +121,9 @@ class Form:
             command = result.get("command", "").replace(model, f"{key}=pasted-model")
             note = "# save the pasted text as pasted-model/config.json first\n"
             return result | {"model": "The pasted config.json", "command": note + command}
-        about, source = known_models.known().get(name, ("", ""))
-        if about and source:
+        option = model_names.option(name) if key == "model.pretrained" else name
+        about, source = known_models.known().get(option or "", ("", ""))
+        if about and source and source != name:
             name = f"{name} with the sizes of {source}"
         return result | {"model": name}
 

@@ -9,6 +9,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from legroom.cli.app import model_name
 from legroom.cli.app.estimates import Estimates, NotWanted
 from legroom.cli.app.form import Form
 from legroom.errors import Refusal
@@ -94,6 +95,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(200, self.server.form.named(values, overrides, result))
         except NotWanted:
             self.close_connection = True
+        except model_name.Unclear as error:
+            self._send_json(200, {"refused": str(error), "near": error.near})
         except (Refusal, ValueError, RecursionError) as error:
             self._send_json(200, {"refused": str(error)})
 

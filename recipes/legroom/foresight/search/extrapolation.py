@@ -117,16 +117,17 @@ def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Ex
 def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapolation]:
     """An extrapolation for each of the precisions, which run the same operations at different speeds.
 
-    A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
-    every n-th layer is checkpointed, or sees all tokens, what grows alike is a group of n layers, and the depths differ
-    by one such group for each part of a pipeline. Which of DeepSpeed's ranks is the fullest, and what it
-    fetches ahead, is no straight line: simulated whole too.
+    A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model, and one
+    whose layers do not repeat (see `_has_layers_of_its_own`). Where only every n-th layer is checkpointed, or sees all
+    tokens, what grows alike is a group of n layers, and the depths differ by one such group for each part of a
+    pipeline. Which of DeepSpeed's ranks is the fullest, and what it fetches ahead, is no straight line: simulated whole
+    too.
     """
     layers, repeats = cfg.model.layers, model_families.PERIODS.get(cfg.model.family, 1)
     parts = (cfg.parallelism.stages or 1) * (cfg.parallelism.chunks or 1)
     period = math.lcm(cfg.checkpointing.every_n_layers or 1, repeats) * parts
     depths: tuple[int | None, ...] = (layers,)
-    if not cfg.model.pretrained and cfg.parallelism.kind != "zero":
+    if not cfg.model.pretrained and cfg.parallelism.kind != "zero" and not _has_layers_of_its_own(cfg):
         first = (DEPTHS_SHARDED if cfg.parallelism.sharded else DEPTHS)[0] * parts
         first += (layers - first) % period
         if layers > first + period:
@@ -143,6 +144,12 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
         _of_job(_largest([low + more * (high - low) for low, high in zip(*rank)]) for rank in zip(*pair))
         for pair in zip(*simulated)
     ]
+
+
+def _has_layers_of_its_own(cfg: Config) -> bool:
+    """Whether the layers are listed one by one, or several of the first differ from the rest, as in DeepSeek V3."""
+    config = cfg.model.config or {}
+    return "layer_types" in config or (config.get("first_k_dense_replace") or 0) > 1
 
 
 def _figures(cfg: Config, precisions: list[str], folder: str) -> list[list[list[float]]]:

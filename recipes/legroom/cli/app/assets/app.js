@@ -154,14 +154,19 @@
   const tone = (verdict) => (verdict === "fits" ? "good" : verdict === "tight" ? "tight" : "bad");
   const verdictOf = (record) => record.estimate.verdict || (record.estimate.fits ? "fits" : "does not fit");
 
+  /** Takes a model that was offered for a name that is not clear. */
+  function choose(name) { form.elements.model.value = name; question += 1; update(); }
+  const titleOf = (name) => choices.models.find((model) => model.name === name)?.title || "";
+
   let last = null;
   function show(found, explained) {
     last = found;
     if (!found.record) {
       brief.replaceChildren(h("b", { class: "verdict-word bad" }, found.refused ? "refused" : "no answer"), ` ${found.refused || found.failed}`);
       answer.replaceChildren(h("div", { class: "card verdict bad" },
-        h("div", { class: "headline" }, found.refused ? "This cannot be trained as chosen" : "No answer"),
-        h("p", {}, found.refused || found.failed)));
+        h("div", { class: "headline" }, found.near ? "Which model is meant?" : found.refused ? "This cannot be trained as chosen" : "No answer"),
+        h("p", {}, found.refused || found.failed),
+        (found.near || []).map((name) => h("button", { class: "action", type: "button", title: titleOf(name), onclick: () => choose(name) }, name))));
       return;
     }
     const { record } = found, { memory, estimate, speed } = record, verdict = verdictOf(record);
