@@ -17,7 +17,7 @@ from legroom.machine import host
 from legroom.options import data_sources, own_weights, train
 from legroom.options.model import AUTO
 from legroom.records import checkpoint_files, model_card
-from legroom.records.record import FITS, Record, evaluated_in, quality, shown_status, verdict_of
+from legroom.records.record import FITS, HOST, Record, evaluated_in, quality, shown_status, verdict_of
 from legroom.records.run_folder import MODEL_FOLDER, PAGE_FILES, log_name
 from legroom.report import predicted
 from legroom.units import GIB, MIB, PARTS
@@ -100,6 +100,7 @@ def answer(outcome: Record) -> str:
         "Setup": _setup(outcome),
     }
     lines += [_wrapped(name, text) for name, text in rows.items() if text]
+    lines += summary.lines_of(summary.phases(outcome.memory))
     if outcome.estimate is not None:
         lines += summary.lines_of(summary.lengths(outcome.estimate))
         lines += summary.lines_of(summary.evaluation(outcome.estimate, outcome.memory))
@@ -120,7 +121,7 @@ def _heading(outcome: Record) -> str:
         return f"{shown_status(outcome)}: {model} on {config['data']['name']}, {device}"
     verdict = verdict_of(estimate)
     kept = ""
-    if estimate.kept_bytes and verdict != FITS:
+    if estimate.kept_bytes and verdict != FITS and estimate.decided_by != HOST:
         kept = f" ('fits' keeps {units.size(estimate.kept_bytes)} free)"
     return f"{verdict}: {model} on {device}: {predicted.margin_text(outcome)}{kept}; all predicted"
 

@@ -91,6 +91,31 @@ def evaluation(estimate: Estimate, memory: Memory) -> Iterator[Row]:
         yield "CUDA reserved, evaluation", units.size(estimate.evaluation_reserved_bytes or 0), "peak"
 
 
+def phases(memory: Memory) -> Iterator[Row]:
+    """What each phase of a training needs of a GPU, and of a machine's memory for all its ranks together."""
+    if not memory.phases:
+        return
+    known = ""
+    if memory.host_memory_bytes is not None:
+        known = f", which has {units.size(memory.host_memory_bytes)}"
+    on_gpu = any(phase["device_bytes"] is not None for phase in memory.phases)
+    yield "Phases", "GPU" if on_gpu else "", f"host: all ranks of a machine{known}"
+    for phase in memory.phases:
+        device = units.size(phase["device_bytes"]) if phase["device_bytes"] is not None else ""
+        yield f"  {phase['phase']}", device, _host_note(phase)
+    if memory.disk_bytes:
+        yield "  disk", "", f"{units.size(memory.disk_bytes)} for checkpoints and the saved model"
+
+
+def _host_note(phase: dict[str, Any]) -> str:
+    """What a phase needs of the host, with its two largest parts."""
+    parts = sorted(phase["host_parts"].items(), key=lambda part: -part[1])
+    if not parts:
+        return ""
+    named = [f"{part} {units.size(size)}" for part, size in parts[:2]]
+    return f"{units.size(phase['host_bytes'])}: {', '.join(named)}"
+
+
 def operations_of(operations: Operations) -> Iterator[Row]:
     """The groups of operations of one step, with their shares of its time and arithmetic."""
     rows = operations.groups

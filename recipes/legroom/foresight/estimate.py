@@ -20,7 +20,7 @@ from legroom.foresight.simulation import SimulatedStep
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.records import record_file, step_file
 from legroom.records.messages import Estimated, Shown
-from legroom.records.record import TIGHT, Record, shown_status
+from legroom.records.record import EVALUATION, STEP, TIGHT, Record, shown_status
 
 TIMELINE = "timeline.png"
 TRYING = "trying what would make it fit"
@@ -46,6 +46,8 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
     if outcome.estimate is not None:
         outcome.estimate.seconds = time.perf_counter() - start
     in_sweep, needs_advice = SIMULATIONS in os.environ, outcome.error is not None or shown_status(outcome) == TIGHT
+    of_step = outcome.estimate is None or outcome.estimate.decided_by in (None, STEP, EVALUATION)
+    advise = advise and of_step  # what another phase lacks is mended by a key that its error names
     if outcome.error is not None and advise:
         outcome.error.hint = IN_SWEEP if in_sweep else advice.untried(cfg, outcome.error.phase)
     advises = needs_advice and advise and not in_sweep and cfg.estimate.hint_seconds > 0

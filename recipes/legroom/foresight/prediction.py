@@ -10,7 +10,7 @@ from legroom.estimator.memory import allocator
 from legroom.estimator.memory.settings import UNLIMITED, limits_of
 from legroom.estimator.room import context, usable_bytes
 from legroom.estimator.speed import links, roofline
-from legroom.foresight import evaluation_memory, multiples, whole_run
+from legroom.foresight import evaluation_memory, multiples, phases, whole_run
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs
@@ -49,6 +49,11 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
             evaluation_memory.judge(cfg, outcome, allocator_bytes(cfg), needs, alone)
     else:
         outcome.warnings.append(NO_CPU_TIME)
+    if simulated.kept is not None:
+        outside = 0
+        if cfg.target.gpu is not None:
+            outside = context(cfg.gpu)[0] + nccl_bytes(cfg)
+        phases.enter(cfg, outcome, simulated.kept, outside)
     if outcome.status != "oom":
         outcome.status = "ok"
     memory.per_rank = [memory.of_rank(simulated.rank)]
@@ -251,7 +256,7 @@ def notes(cfg: Config) -> list[str]:
     if cfg.parallelism.steps_on_host:
         key = "cpu_offload=true" if cfg.parallelism.cpu_offload else f"offload={cfg.parallelism.offload}"
         lines.append(
-            f"parallelism.{key}: the optimizer's step runs on the host, whose speed and memory are not predicted."
+            f"parallelism.{key}: the optimizer's step runs on the host, whose speed is not predicted."
         )
     if cfg.model.flash_attention:
         lines.append(

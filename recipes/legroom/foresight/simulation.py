@@ -20,13 +20,23 @@ from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
 from legroom.estimator.fake_gpu.device import FakeDevice
 from legroom.estimator.fake_gpu.op_trace import OpTrace
+from legroom.estimator.ledger.storage_log import StorageLog
 from legroom.estimator.memory import allocator
 from legroom.estimator.memory.settings import UNLIMITED, limits_of
 from legroom.estimator.speed import links
 from legroom.estimator.speed.operations import Tally
-from legroom.foresight import evaluation_memory, fake_ranks, fallbacks, fullest_rank, run_schedule, uneven_lengths
+from legroom.foresight import (
+    evaluation_memory,
+    fake_ranks,
+    fallbacks,
+    fullest_rank,
+    run_schedule,
+    stored,
+    uneven_lengths,
+)
 from legroom.foresight.replicas import Replicas
 from legroom.foresight.run_schedule import RunSchedule
+from legroom.foresight.stored import Stored
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.foresight.zero import ranks as zero_ranks
 from legroom.levers.parallelism import pipeline_rules
@@ -70,6 +80,7 @@ class SimulatedStep:
     error_share: float = 0.0  # of the reserved memory, by which the prediction may be too low, beyond the usual margin
     evaluation: evaluation_memory.EvaluationRequests | None = None  # behind steps, if there is one
     schedule: RunSchedule | None = None  # of the whole training
+    kept: Stored | None = None  # what this rank keeps between steps
     unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
     rank: int = 0
     own_layers: int = 0  # of a rank of a pipeline
@@ -141,11 +152,14 @@ def _simulate(
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), timed_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         parameter_count = quantized.count(model)
+        built = stored.built(cfg, model)
         training.warnings.extend(_played_mode(cfg, loop))
         training.warnings.extend(fallbacks.notes(unwrap.base_model(training.model)))
         largest = data_loader.largest_step(rows, args)
         steps = min(args.gradient_accumulation_steps, len(largest))
         trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
+        if gpu is not None and (cfg.parallelism.steps_on_host or cfg.checkpointing.kind == "offload"):
+            trace.host_log = StorageLog("cpu")
         even = rows.collate is collate.stack
         split = pipeline.of(model)
         enough = _simulated_micro_batches(steps) if even and split is None else steps
@@ -154,20 +168,24 @@ def _simulate(
         tokens = _two_steps(training, trace, enough, held)
         events = trace.allocator_events() if gpu is not None and capacity_bytes else []
         del held
+        optimizer = trace.ledger.optimizer
+        keeps = stored.after_steps(cfg, built, model, optimizer, trace, rows)
         of_mode = functools.partial(_tally_of_mode, cfg, loop)
         tally = of_mode(trace.step_tally(steps if split is None else len(trace.passes)), steps)
         first_steps = drawn = evaluated = schedule = None
         if gpu is not None and draw_lengths:
-            optimizer = trace.ledger.optimizer
             if not even:
                 settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
                 first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
-            evaluated = evaluation_memory.requests(cfg, training, fake, optimizer)
             longest = data_loader.longest(rows, rows.train, args.train_batch_size * rows.ranks * steps)
             work = [run_schedule.work_of_rows(rows, longest, args.train_batch_size)]
             if first_steps is not None:
                 work += first_steps.work
             schedule = run_schedule.of(cfg, training, work, timed_data.seconds)
+        if draw_lengths:
+            evaluated = evaluation_memory.requests(cfg, training, fake, optimizer)
+        if evaluated is not None:
+            keeps = stored.with_evaluation(keeps, evaluated.events, evaluated.begin)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
@@ -188,6 +206,7 @@ def _simulate(
         drawn=drawn,
         evaluation=evaluated,
         schedule=schedule,
+        kept=keeps,
         rank=rank,
         own_layers=0 if split is None else split.layers,
     )

@@ -20,7 +20,7 @@ NOT_COUNTED = (
     "from a checkpoint."
 )
 SCHEMA_VERSION = 1
-STEP, EVALUATION = "step", "evaluation"  # what a verdict may be decided by
+STEP, EVALUATION, HOST = "step", "evaluation", "host"  # what a verdict may be decided by
 STATUSES = ("ok", "oom", "diverged", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
 
 
@@ -124,11 +124,18 @@ class Memory:
     host_peak_rss_bytes: int | None = None
     per_rank: list[dict] = field(default_factory=list)  # the figures above are those of the rank with the largest peak
     all_ranks_bytes: dict[str, int] = field(default_factory=dict)  # sums over all ranks
+    # Of an estimate, in the order of a training. phase, device_bytes: of a GPU, host_bytes: of all ranks of a machine
+    # together, host_parts: part -> bytes
+    phases: list[dict] = field(default_factory=list)
+    host_needed_bytes: int | None = None  # the most that a phase needs of a machine's memory
+    host_memory_bytes: int | None = None  # what the machine has, where that is known
+    disk_bytes: int | None = None  # checkpoints that stay, the one that is written, and the saved model
 
     def of_rank(self, rank: int) -> dict:
         """An entry of per_rank: these figures, as those of a rank."""
         figures = asdict(self)
-        del figures["per_rank"], figures["all_ranks_bytes"]
+        for name in ("per_rank", "all_ranks_bytes", "phases", "host_needed_bytes", "host_memory_bytes", "disk_bytes"):
+            del figures[name]  # of all ranks
         return {"rank": rank} | figures
 
 
@@ -154,7 +161,9 @@ class Estimate:
     lacking_bytes: int | None = None  # what the worst order lacks of a GPU with just what the longest rows need
     evaluation_reserved_bytes: int | None = None  # reserved once the evaluation is over
     evaluation_margin_bytes: int | None = None  # device memory that stays free in the evaluation; negative: missing
-    decided_by: str | None = None  # step or evaluation: whose margin_bytes these are, and what lacks room
+    decided_by: str | None = None  # the phase whose margin_bytes these are and that lacks room; host: its memory does
+    first_lacking: str | None = None  # the first phase that lacks room, on the device or else on the host
+    host_margin_bytes: int | None = None  # of a machine's memory that stays free; negative: how much is missing
     limit_bytes: int | None = None  # of the capacity, where launch.memory_limit_gib or PYTORCH_ALLOC_CONF allows fewer
     efficiencies_from: str | None = None  # published, measured or assumed
     seconds: float | None = None  # the time that the estimate itself took, without imports

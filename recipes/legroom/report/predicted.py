@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from legroom import units
-from legroom.records.record import EVALUATION, STEP, Estimate, Lengths, Record, WholeRun
+from legroom.records.record import EVALUATION, HOST, STEP, Estimate, Lengths, Record, WholeRun
 from legroom.units import two_digits
 
 MILLION = 1e6
@@ -157,10 +157,14 @@ def margin_text(record: Record) -> str:
     """What stays free or is missing of an estimate's device, and where: in the training step or in the evaluation."""
     estimate = record.estimate
     assert estimate is not None
+    if estimate.decided_by == HOST:
+        return _host_text(record, estimate)
     text = f"{_margin(estimate.margin_bytes)} of {_capacity(record, estimate)}"
     evaluation = evaluation_name(record)
     if estimate.decided_by == EVALUATION:
         return f"{text} in {evaluation}"
+    if estimate.decided_by not in (None, STEP):
+        return f"{text} in {phase_name(estimate.decided_by)}"
     step_lacks = estimate.decided_by == STEP and estimate.margin_bytes < 0
     free = estimate.evaluation_margin_bytes
     if free is not None and (free < estimate.margin_bytes or (step_lacks and free < 0)):
@@ -168,6 +172,26 @@ def margin_text(record: Record) -> str:
     if step_lacks:
         return f"{text} in the training step"
     return text
+
+
+def _host_text(record: Record, estimate: Estimate) -> str:
+    """What the host lacks, in the first phase in which it does."""
+    known = record.memory.host_memory_bytes or 0
+    needed = 0
+    for phase in record.memory.phases:
+        if phase["phase"] == estimate.first_lacking:
+            needed = phase["host_bytes"] or 0
+    missing, whole = units.size(needed - known), units.size(known)
+    return f"{missing} of the host's memory are missing of {whole} in {phase_name(estimate.first_lacking)}"
+
+
+def phase_name(phase: str | None) -> str:
+    """A phase in a sentence."""
+    if phase == STEP:
+        return "the training step"
+    if phase in ("loading", "preparing", "generation"):
+        return f"{phase}"
+    return f"the {phase}"
 
 
 def _margin(margin_bytes: int) -> str:

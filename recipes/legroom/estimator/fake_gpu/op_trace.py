@@ -18,8 +18,11 @@ import torch
 from legroom.compat.torch_private import op_name
 from legroom.estimator.fake_gpu import attention, backend, reductions
 from legroom.estimator.fake_gpu.device import FakeDevice
-from legroom.estimator.ledger.kinds import OTHER
+from legroom.estimator.fake_gpu.fake_storages import is_fake
+from legroom.estimator.ledger.kinds import COPY, OTHER, PARAMETER
 from legroom.estimator.ledger.memory_ledger import MemoryLedger
+from legroom.estimator.ledger.op_flops import tensors_in
+from legroom.estimator.ledger.storage_log import StorageLog
 from legroom.estimator.memory.allocator import Request
 from legroom.estimator.speed.operation_names import PRODUCTS
 from legroom.estimator.speed.operations import Tally
@@ -80,12 +83,14 @@ class OpTrace:
         # Of the latest operation: freed as the next one begins at the earliest.
         self._arguments: list[torch.Tensor] = []
         self._contexts = contextlib.ExitStack()
+        self.host_log: StorageLog | None = None  # of tensors without values in the host's memory, where it is asked for
         self.aside = False  # the forward pass is an evaluation's, which is no part of every step: its time is left out
 
     # --- during the step ---
 
     def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
         self._arguments = tensors
+        self._log_host(tensors, PARAMETER, preexisting=True)
         self.ledger.before(func, tensors)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
@@ -103,6 +108,17 @@ class OpTrace:
         elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
             copy = self.fake.compute(torch.ops.aten.empty_like.default, args[1])
             self.log.record(copy, OTHER)
+        if self.host_log is not None:
+            kind = COPY if op_name(func) == "_to_copy" else OTHER
+            self._log_host(tensors_in((result,)), kind)
+
+    def _log_host(self, tensors: list[torch.Tensor], kind: str, preexisting: bool = False) -> None:
+        """Log the tensors among these that lie in the host's memory beside a GPU, where that is asked for."""
+        if self.host_log is None:
+            return
+        for tensor in tensors:
+            if tensor.is_cpu and is_fake(tensor):
+                self.host_log.record(tensor, kind, preexisting)
 
     def on_subclass(self, func: Any) -> None:
         self.ledger.on_subclass(func)
@@ -134,6 +150,8 @@ class OpTrace:
         self.passes, self.tally, self.ledger.model_flops = [], Tally(seen=self._seen), 0
         with contextlib.ExitStack() as contexts:
             self.ledger.begin_step()
+            if self.host_log is not None:
+                self.host_log.step_start = len(self.host_log.events)
             contexts.callback(self._end_ledger_step)
             contexts.enter_context(self.fake.observed_by(self))
             contexts.enter_context(self.model.register_forward_pre_hook(lambda *_: self._begin_pass(), prepend=True))

@@ -1,0 +1,226 @@
+"""What each phase of a training needs, on the device and on the host, and whether a verdict holds for all of them.
+
+The step and the evaluation are replayed to the byte (`prediction`, `evaluation_memory`). The other phases are sums of
+what is alive in them (`stored`), so they count where they need more than a step does: loading the whole model before it
+is sharded, merging an adapter, the host's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from legroom import units
+from legroom.config import Config
+from legroom.estimator.room import context
+from legroom.foresight import host
+from legroom.foresight.stored import Stored
+from legroom.machine import host as machine
+from legroom.models import builder
+from legroom.records.record import DOES_NOT_FIT, EVALUATION, HOST, STEP, Error, Record
+from legroom.training.generate import TOKENS
+from legroom.units import GIB
+
+ORDER = ("loading", "preparing", "step", EVALUATION, "generation", "checkpoint", "final save")
+RECORDED = {"loading": "load", "preparing": "load", "checkpoint": "save", "final save": "save", EVALUATION: "eval"}
+MUCH = 64 * GIB  # of a host whose memory is not known, from which on it is said
+# What to type where a phase lacks room on the device, or on the host.
+ON_DEVICE = {
+    "loading": "Type adapter=qlora, or parallelism=fsdp over more GPUs; or choose a smaller model.",
+    "preparing": "Type adapter=lora, or parallelism=fsdp over more GPUs.",
+    "generation": "Leave eval.generate out.",
+    "checkpoint": "Leave save.every_steps out.",
+    "final save": "Type save.merge=false.",
+}
+ON_HOST = {
+    EVALUATION: "Type a smaller eval.batch.",
+    "checkpoint": "Leave save.every_steps out, or choose an optimizer with smaller states.",
+    "final save": "Type save.final=false, or save.merge=false.",
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a phase needs: bytes of one GPU, with the context and NCCL; and of a machine's memory, with its parts."""
+
+    phase: str
+    device_bytes: int | None
+    host_bytes: int | None
+    host_parts: dict[str, int]
+
+
+def enter(cfg: Config, outcome: Record, kept: Stored, outside_bytes: int) -> None:
+    """Enter the phases into a record that has the step and the evaluation; the verdict changes where another one lacks
+    room.
+
+    kept: of the rank that is estimated. outside_bytes: what CUDA's context and NCCL take of each GPU.
+    """
+    on_host = host.by_phase(cfg, kept)
+    on_device: dict[str, int] = {}
+    if cfg.target.gpu is not None:
+        on_device = _on_device(cfg, outcome, kept, outside_bytes)
+    memory = outcome.memory
+    phases = []
+    for name in ORDER:
+        parts = on_host.get(name, {})
+        if name in on_device or parts:
+            phases.append(Phase(name, on_device.get(name), sum(parts.values()) or None, parts))
+    memory.phases = [asdict(phase) for phase in phases]
+    memory.host_needed_bytes = max(phase.host_bytes or 0 for phase in phases)
+    memory.disk_bytes = host.disk_bytes(cfg, kept) or None
+    memory.host_memory_bytes = known_host_bytes(cfg)
+    if outcome.estimate is not None:
+        _judge_device(outcome, phases)
+    _judge_host(cfg, outcome, phases)
+
+
+def known_host_bytes(cfg: Config) -> int | None:
+    """The memory of a machine: gpu.host_memory_gib, or this machine's where the training is to run on its CPU."""
+    if cfg.target.on_gpu:
+        return None if cfg.gpu.host_memory_gib is None else int(cfg.gpu.host_memory_gib * GIB)
+    return machine.memory_bytes()
+
+
+# --- the device ----------------------------------------------------------------------------------------
+
+
+def _on_device(cfg: Config, outcome: Record, kept: Stored, outside_bytes: int) -> dict[str, int]:
+    """Phase -> bytes of one GPU, with the context and NCCL."""
+    estimate = outcome.estimate
+    assert estimate is not None
+    whole = 0
+    if cfg.parallelism.sharded or cfg.adapter.bits:  # sent to all ranks, or quantised, one at a time
+        whole = kept.built.largest
+    weights = kept.built.stored - kept.on_host[0]
+    phases = {
+        "loading": max(0, weights) + whole,
+        "preparing": kept.prepared,
+        "step": (outcome.memory.device_used_bytes or 0) - outside_bytes,
+    }
+    if estimate.evaluation_margin_bytes is not None:
+        limit = estimate.limit_bytes or estimate.capacity_bytes
+        phases[EVALUATION] = limit - estimate.evaluation_margin_bytes - outside_bytes
+    if cfg.eval.generate:
+        phases["generation"] = kept.kept + _generation_bytes(cfg)
+    if cfg.save.every_steps or host.saves_model(cfg):
+        phases["checkpoint"] = kept.kept
+    if host.saves_model(cfg):
+        phases["final save"] = kept.kept + _saving_bytes(cfg, kept)
+    return {phase: size + outside_bytes for phase, size in phases.items()}
+
+
+def _saving_bytes(cfg: Config, kept: Stored) -> int:
+    """Of the layer that is merged or the weight that is gathered: one at a time, merged in fp32 beside itself."""
+    if cfg.save.merge:
+        return 3 * 4 * kept.built.largest // _itemsize(cfg)
+    if cfg.parallelism.sharded:
+        return kept.built.largest
+    return 0
+
+
+def _generation_bytes(cfg: Config) -> int:
+    """Of the keys and values of one row and its answer, and of a layer's activations."""
+    text = builder.configuration(cfg).get_text_config()
+    heads = getattr(text, "num_attention_heads", None) or 1
+    width = getattr(text, "hidden_size", None) or 0
+    head = getattr(text, "head_dim", None) or width // heads
+    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    layers = getattr(text, "num_hidden_layers", None) or 0
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    tokens = (cfg.data.seq_len or 0) + TOKENS
+    cache = 2 * layers * key_heads * head
+    return tokens * _itemsize(cfg) * (cache + 8 * width + 3 * inner)
+
+
+def _itemsize(cfg: Config) -> int:
+    return {"float32": 4}.get(cfg.model_dtype, 2)
+
+
+def _judge_device(outcome: Record, phases: list[Phase]) -> None:
+    """Change the verdict where a phase needs more than there is, and more than step and evaluation."""
+    estimate = outcome.estimate
+    assert estimate is not None
+    limit = estimate.limit_bytes or estimate.capacity_bytes
+    for phase in phases:
+        if phase.device_bytes is not None and phase.device_bytes > limit:
+            estimate.first_lacking = phase.phase
+            break
+    worst = max(phases, key=lambda phase: phase.device_bytes or 0)
+    margin = limit - (worst.device_bytes or 0)
+    if worst.phase not in ON_DEVICE or margin >= 0 or margin >= estimate.margin_bytes:
+        return
+    estimate.margin_bytes = margin
+    estimate.fits = False
+    estimate.verdict = DOES_NOT_FIT
+    estimate.decided_by = worst.phase
+    outcome.status = "oom"
+    needed = f"{units.size(worst.device_bytes or 0)} are needed in the phase '{worst.phase}'"
+    message = f"it would not fit: {needed}. {units.size(-margin)} are missing."
+    outcome.error = Error(RECORDED.get(worst.phase, "load"), "PredictedOutOfMemory", message, ON_DEVICE[worst.phase])
+
+
+# --- the host ------------------------------------------------------------------------------------------
+
+
+def _on_host_hint(cfg: Config, phase: str) -> str:
+    """What to type where a phase lacks room on the host."""
+    if phase in ON_HOST:
+        return ON_HOST[phase]
+    if cfg.parallelism.steps_on_host:
+        key = "cpu_offload=false" if cfg.parallelism.cpu_offload else "offload=none"
+        return f"Type parallelism.{key} with more GPUs, adapter=lora or precision=bf16_pure; or take a larger host."
+    if phase == "loading" and cfg.parallelism.world_size > 1 and not cfg.parallelism.sharded:
+        return "Type parallelism=fsdp, where rank 0 alone loads the whole model; or adapter=qlora."
+    return "Type precision=bf16_pure or adapter=qlora, choose a smaller model, or take a larger host."
+
+
+def _judge_host(cfg: Config, outcome: Record, phases: list[Phase]) -> None:
+    """Change the verdict where the host's memory is known and a phase needs more; a warning where it is not known and
+    much is needed."""
+    memory = outcome.memory
+    known = memory.host_memory_bytes
+    estimate = outcome.estimate
+    if known is None:
+        _warn_of_unknown(cfg, outcome, phases)
+        return
+    if estimate is not None:
+        estimate.host_margin_bytes = known - (memory.host_needed_bytes or 0)
+    lacking = [phase for phase in phases if (phase.host_bytes or 0) > known]
+    if not lacking:
+        return
+    first = lacking[0]
+    missing = units.size((first.host_bytes or 0) - known)
+    text = (
+        f"the host lacks {missing} in the phase '{first.phase}': {host_text(first)}, and a machine has "
+        f"{units.size(known)}."
+    )
+    if estimate is None:  # of a training on this CPU
+        outcome.warnings.append(f"{text} {_on_host_hint(cfg, first.phase)}")
+        return
+    if outcome.error is not None:
+        outcome.warnings.append(f"{text} {_on_host_hint(cfg, first.phase)}")
+        return
+    estimate.fits = False
+    estimate.verdict = DOES_NOT_FIT
+    estimate.decided_by = HOST
+    estimate.first_lacking = first.phase
+    outcome.status = "oom"
+    message = f"it would not fit: {text}"
+    outcome.error = Error(RECORDED.get(first.phase, "step"), "PredictedOutOfMemory", message, _on_host_hint(cfg, first.phase))
+
+
+def host_text(phase: Phase) -> str:
+    """What a phase needs of the host, with its largest part."""
+    part = max(phase.host_parts, key=lambda name: phase.host_parts[name])
+    return f"{units.size(phase.host_bytes or 0)} are needed ({part} {units.size(phase.host_parts[part])})"
+
+
+def _warn_of_unknown(cfg: Config, outcome: Record, phases: list[Phase]) -> None:
+    most = max(phases, key=lambda phase: phase.host_bytes or 0)
+    if (most.host_bytes or 0) < MUCH:
+        return
+    ranks = host.ranks_here(cfg)
+    of = f"{units.plural(ranks, 'rank')} on it together" if ranks > 1 else "its one rank"
+    outcome.warnings.append(
+        f"the host: {host_text(most)} in the phase '{most.phase}' of a machine with {of}. gpu.host_memory_gib= says "
+        "what it has, and the verdict then counts it."
+    )
