@@ -64,9 +64,9 @@ CASES = {
 }
 HEAD = """# The host's memory: predicted and measured
 
-Real trainings on a CPU, whose memory is the host's, with the figure of `recipe=estimate device=cpu` beside what all their
-processes had resident at most. A row is two steps; the phase is the one in which the estimate has its peak. Where a
-command has `model.pretrained=`, it loads what another row has saved.
+Real trainings on a CPU, whose memory is the host's, with the figure of `recipe=estimate device=cpu` beside what all
+their processes had resident at most. A row is two steps; the phase is the one in which the estimate has its peak. Where
+a command has `model.pretrained=`, it loads what another row has saved.
 """
 
 

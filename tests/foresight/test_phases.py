@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from conftest import compose
 
 from legroom.cli import brief
@@ -19,7 +18,14 @@ def kept(**more) -> Stored:
     """A rank with a model of 10 GiB in fp32 that it trains with AdamW."""
     built = Built(loaded=MODEL, largest=GIB, output=0, stored=MODEL, trained=MODEL, adapted=0)
     values = dict(
-        built=built, prepared=MODEL, kept=3 * MODEL, states=2 * MODEL, trained=MODEL, on_host=(0, 0), host_peak=0, rows=0
+        built=built,
+        prepared=MODEL,
+        kept=3 * MODEL,
+        states=2 * MODEL,
+        trained=MODEL,
+        on_host=(0, 0),
+        host_peak=0,
+        rows=0,
     )
     return Stored(**values | more)
 

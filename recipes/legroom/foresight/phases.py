@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 
 from legroom import units
 from legroom.config import Config
-from legroom.estimator.room import context
 from legroom.foresight import host
 from legroom.foresight.stored import Stored
 from legroom.machine import host as machine
 from legroom.models import builder
-from legroom.records.record import DOES_NOT_FIT, EVALUATION, HOST, STEP, Error, Record
+from legroom.records.record import DOES_NOT_FIT, EVALUATION, HOST, Error, Record
 from legroom.training.generate import TOKENS
 from legroom.units import GIB
 
@@ -205,7 +204,9 @@ def _judge_host(cfg: Config, outcome: Record, phases: list[Phase]) -> None:
     estimate.first_lacking = first.phase
     outcome.status = "oom"
     message = f"it would not fit: {text}"
-    outcome.error = Error(RECORDED.get(first.phase, "step"), "PredictedOutOfMemory", message, _on_host_hint(cfg, first.phase))
+    outcome.error = Error(
+        RECORDED.get(first.phase, "step"), "PredictedOutOfMemory", message, _on_host_hint(cfg, first.phase)
+    )
 
 
 def host_text(phase: Phase) -> str:

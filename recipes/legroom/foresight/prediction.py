@@ -255,9 +255,7 @@ def notes(cfg: Config) -> list[str]:
         lines.append(f"{buffers}.")
     if cfg.parallelism.steps_on_host:
         key = "cpu_offload=true" if cfg.parallelism.cpu_offload else f"offload={cfg.parallelism.offload}"
-        lines.append(
-            f"parallelism.{key}: the optimizer's step runs on the host, whose speed is not predicted."
-        )
+        lines.append(f"parallelism.{key}: the optimizer's step runs on the host, whose speed is not predicted.")
     if cfg.model.flash_attention:
         lines.append(
             f"model.attention={cfg.model.attention}: the figures are those of torch's own copy of its kernels, which "

@@ -12,9 +12,9 @@ from legroom.config import Config
 from legroom.data.dataset import Data
 from legroom.estimator.fake_gpu.op_trace import OpTrace
 from legroom.estimator.ledger import kinds
+from legroom.estimator.ledger.storage_log import StorageLog
 from legroom.estimator.memory import host_heap
 from legroom.estimator.memory.allocator import Request
-from legroom.estimator.ledger.storage_log import StorageLog
 from legroom.models import quantized
 from legroom.parallelism import unwrap
 
@@ -188,7 +188,8 @@ def _pinned_peak(cfg: Config, log: StorageLog, states: list[torch.Tensor]) -> in
     """The peak of the host's tensors in the last step.
 
     FSDP's weights, and what comes from the GPU, lie in pinned memory, of which torch takes powers of two
-    (CachingHostAllocator in c10/core). The optimizer's states and temporaries are not pinned, nor is what DeepSpeed has.
+    (CachingHostAllocator in c10/core). The optimizer's states and temporaries are not pinned, nor is what is
+    DeepSpeed's.
     """
     for state in states:
         entry = log.entry_of(state)

@@ -23,8 +23,8 @@ TOP_PAD = 128 * KIB  # M_TOP_PAD: by which the heap grows beyond a request, and 
 ALIGNMENT = 64  # of what torch asks for
 HEADER = 8  # of a block
 LEAST = 32  # the smallest block
-# Of the bytes that alignment leaves over, one piece in so many is taken by a small object. Fitted to what mallinfo2 says
-# of GPT-2's step: 355 MiB free among 943 (docs/results/host_memory.md).
+# Of the bytes that alignment leaves over, one piece in so many is taken by a small object. Fitted to GPT-2's step, of
+# which mallinfo2 says that 355 of the heap's 943 MiB are free (docs/results/host_memory.md).
 TAKEN_ONE_IN = 4
 TAKEN_FOR = 1000  # requests, until the small object is freed
 PAGE = 4 * KIB
