@@ -227,3 +227,51 @@ def test_checkpoint_inside():
     transformers_models_private.checkpoint_inside(model, around)
     model(input_ids=torch.ones(3, 5, dtype=torch.long))
     assert [tuple(tensor.shape) for tensor in saved if tensor.requires_grad] == [(3, 5, 8)] * 2
+
+
+def test_experts_multiply_by_objects(monkeypatch):
+    from transformers.integrations import moe
+
+    class Doubled:
+        def product(self, rows, offsets, is_transposed):
+            return rows * (2 if is_transposed else 3)
+
+    monkeypatch.setattr(moe, "_grouped_linear", moe._grouped_linear)
+    transformers_models_private.multiply_by_objects()
+    rows, bias, offsets = torch.ones(2, 4), torch.ones(2, 4), torch.tensor([1, 2], dtype=torch.int32)
+    assert torch.equal(moe._grouped_linear(rows, Doubled(), offsets, bias=bias), rows * 4)
+    assert torch.equal(moe._grouped_linear(rows, Doubled(), offsets, is_transposed=True), rows * 2)
+    weights = torch.eye(4).repeat(2, 1, 1)
+    assert torch.equal(moe._grouped_linear(rows, weights, offsets), rows)
+    assert torch.equal(transformers_models_private.grouped_product(rows, weights, offsets), rows)
+
+
+def test_experts_are_known_by_what_transformers_gives_them():
+    with torch.device("meta"):
+        model = MixtralForCausalLM(MixtralConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2))
+    names = [name for name, module in model.named_modules() if transformers_models_private.is_experts(module)]
+    assert names == ["model.layers.0.mlp.experts"]
+
+
+def test_more_than_linear_layers_are_quantised_while_loading(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_local_experts": 2}
+    config = MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, vocab_size=64)
+    whole = MixtralForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    read = {}
+
+    def quantises(module, name):
+        return transformers_models_private.is_experts(module) and name == "down_proj"
+
+    def quantise(module, name, weight):
+        read[name] = weight.clone()
+        return torch.zeros(3, dtype=torch.uint8)
+
+    settings = transformers.BitsAndBytesConfig(load_in_4bit=True)
+    with transformers_models_private.loading_experts(quantises, quantise):
+        model = MixtralForCausalLM.from_pretrained(tmp_path, quantization_config=settings, device_map={"": "cpu"})
+    experts, exact = (each.model.layers[0].mlp.experts for each in (model, whole))
+    assert torch.equal(read["down_proj"], exact.down_proj) and experts.down_proj.dtype == torch.uint8
+    assert torch.equal(experts.gate_up_proj, exact.gate_up_proj)
+    assert type(model.model.layers[0].self_attn.q_proj).__name__ == "Linear4bit"

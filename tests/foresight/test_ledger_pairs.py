@@ -107,6 +107,8 @@ def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):
         ["model=llama_tiny", "loss=chunked", "loss.rows=8", "model.vocab=4096", "accumulation.steps=2"],
         ["model=gpt2_tiny", "model.width=64", "optim=adam8bit", "precision=bf16_pure", "loss=chunked"],
         ["model=mixtral_tiny", "precision=bf16", "optim=adafactor"],
+        ["model=mixtral_tiny", "model.width=64", "adapter=qlora", "adapter.expert_rank=8", "precision=bf16"],
+        ["model=mixtral_tiny", "model.width=64", "adapter=qlora", "adapter.expert_bits=8", "checkpointing=full"],
     ],
     ids=" ".join,
 )

@@ -186,9 +186,11 @@ def test_layers_that_are_trained_whole_are_in_32_bits():
     assert wrapped.get_input_embeddings().weight.dtype == torch.bfloat16
 
 
-def test_experts_that_are_not_quantised_are_said(train):
-    record = train("model=mixtral_tiny", "adapter=qlora", "recipe=accelerate").record
-    assert any("experts in one tensor" in line for line in record.warnings)
+def test_experts_that_are_not_quantised_are_said():
+    for bits, is_said in ((16, True), (8, False)):
+        cfg, model, _ = built("model=mixtral_tiny", "adapter=qlora", f"adapter.expert_bits={bits}")
+        lines = adapter.Apply(cfg).warnings(adapter.with_adapter(cfg, model))
+        assert any("experts in one tensor" in line for line in lines) == is_said
 
 
 def test_the_estimate_of_a_gpu_has_the_bytes_of_the_cpu(train, tmp_path):

@@ -17,7 +17,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from legroom import paths
 from legroom.compat import transformers_models_private
 from legroom.data import answer_ends
-from legroom.models import quantized
+from legroom.models import quantized, quantized_experts
 from legroom.parallelism import unwrap
 
 
@@ -116,7 +116,11 @@ def _merged(module: nn.Module, plain: nn.Module, prefix: str, dtype: torch.dtype
             weight = weight.T.contiguous()
         tensors[f"{prefix}weight"] = weight.cpu()
         return tensors
+    for name in quantized_experts.quantised_tensors(layer):
+        tensors[prefix + name] = getattr(layer, name).to(dtype).cpu()
     for name, child in layer.named_children():
+        if name == "parametrizations":  # what makes numbers of quantised experts
+            continue
         tensors |= _merged(child, getattr(plain, name), f"{prefix}{name}.", dtype)
     return tensors
 

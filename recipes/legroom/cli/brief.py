@@ -298,8 +298,10 @@ def _precision(config: dict[str, Any]) -> str:
     precision = config["precision"]
     types = []
     if precision.get("base"):
-        bits = config["adapter"].get("bits")
+        bits, of_experts = (config["adapter"].get(key) for key in ("bits", "expert_bits"))
         quantised = f"{bits} bits and " if bits else ""
+        if bits and of_experts not in (None, bits):
+            quantised = f"{bits} bits, of experts {of_experts} bits, and "
         types.append(f"frozen weights {quantised}{precision['base']}, adapter {precision['adapter']}")
     elif precision.get("weights") == "bf16" and precision["kind"] == "bf16":
         types.append("weights bf16")

@@ -192,6 +192,89 @@ def grouped_experts(
     return grouped_mm_experts_forward(module, hidden, expert_indices, weights)
 
 
+def is_experts(module: torch.nn.Module) -> bool:
+    """Whether a module has the experts of a layer in one tensor, and runs the chosen `experts_implementation`."""
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "is_transposed")
+
+
+def grouped_product(rows: torch.Tensor, weights: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """rows (S, K), sorted by expert, times weights (E, K, N): (S, N) in the type of the weights. offsets (E): where
+    each expert's rows end. transformers knows which machines and types torch has a kernel for."""
+    from transformers.integrations import moe
+
+    return moe._grouped_mm(rows, weights, offsets)
+
+
+def multiply_by_objects() -> None:
+    """From now on the weights of `grouped_experts` may be objects that are no tensors: their product with rows is
+    `weight.product(rows, offsets, is_transposed)`, and biases (S, N) are added to it in place, as to a tensor's."""
+    from transformers.integrations import moe
+
+    plain = moe._grouped_linear
+    if getattr(plain, "takes_objects", False):
+        return
+
+    def grouped_linear(
+        rows: torch.Tensor,
+        weight: Any,
+        offs: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        is_transposed: bool = False,
+    ) -> torch.Tensor:
+        if isinstance(weight, torch.Tensor):
+            return plain(rows, weight, offs, bias=bias, is_transposed=is_transposed)
+        result = weight.product(rows, offs, is_transposed)
+        return result if bias is None else result.add_(bias)
+
+    grouped_linear.takes_objects = True  # type: ignore[attr-defined]
+    moe._grouped_linear = grouped_linear
+
+
+@contextlib.contextmanager
+def loading_experts(
+    quantises: Callable[[torch.nn.Module, str], bool],
+    quantise: Callable[[torch.nn.Module, str, torch.Tensor], torch.Tensor],
+) -> Iterator[None]:
+    """Inside, `from_pretrained` with bitsandbytes quantises more than linear layers, tensor by tensor as it reads them.
+
+    quantises(module, name): whether a weight is one of those. quantise(module, name, weight): what the parameter of
+    that name becomes. transformers asks its quantizer, whose class alone can be another one, for linear layers only.
+    """
+    from transformers.core_model_loading import ConversionOps
+    from transformers.quantizers import quantizer_bnb_4bit, quantizer_bnb_8bit
+    from transformers.quantizers.quantizers_utils import get_module_from_name
+
+    class Quantise(ConversionOps):
+        """`own` for linear layers."""
+
+        def __init__(self, own: ConversionOps):
+            self.own = own
+
+        def convert(self, input_dict: dict[str, Any], *args: Any, model: Any, **kwargs: Any) -> dict[str, Any]:
+            (name, value), *more = input_dict.items()
+            module, key = get_module_from_name(model, name)
+            if more or not quantises(module, key):
+                return self.own.convert(input_dict, *args, model=model, **kwargs)
+            weight = value[0] if isinstance(value, list) else value
+            return {name: quantise(module, key, weight)}
+
+    def asks_more(kind: Any) -> dict[str, Any]:
+        needs, operation = kind.param_needs_quantization, kind.get_quantize_ops
+
+        def param_needs_quantization(self: Any, model: Any, param_name: str, **kwargs: Any) -> bool:
+            module, key = get_module_from_name(model, param_name)
+            return quantises(module, key) or needs(self, model, param_name, **kwargs)
+
+        def get_quantize_ops(self: Any) -> ConversionOps:
+            return Quantise(operation(self))
+
+        return {"param_needs_quantization": param_needs_quantization, "get_quantize_ops": get_quantize_ops}
+
+    four, eight = quantizer_bnb_4bit.Bnb4BitHfQuantizer, quantizer_bnb_8bit.Bnb8BitHfQuantizer
+    with patched(four, **asks_more(four)), patched(eight, **asks_more(eight)):
+        yield
+
+
 def grouped_products() -> list[Any]:
     """The operations that a grouped matrix product is dispatched to: torch's, and transformers' own, for a CPU and for
     compiled code in other dtypes than bf16."""

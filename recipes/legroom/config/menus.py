@@ -229,7 +229,9 @@ class Checkpointing(Menu):
 class Adapter(Menu):
     kind: str = kinds("none", "lora", "qlora")
     bits: int = one_of(4, 8)
+    expert_bits: int | None = one_of(4, 8, 16)
     rank: int = at_least(1)
+    expert_rank: int = at_least(0)
     alpha: float = at_least(0)
     dropout: float = fraction()
     targets: Any = UNSET  # "all-linear", or a list of names
@@ -242,6 +244,13 @@ class Adapter(Menu):
     def is_used(self) -> bool:
         """Whether an adapter is trained. A configuration of an older record has none."""
         return self.kind not in (None, "none")
+
+    @property
+    def bits_of_experts(self) -> int | None:
+        """4 or 8, or None for experts that are not quantised, as those of older records."""
+        if not self.bits or self.expert_rank is None or self.expert_bits == 16:
+            return None
+        return self.expert_bits or self.bits
 
 
 @dataclass

@@ -1,14 +1,15 @@
 """Linear layers whose weights bitsandbytes keeps in 4 or 8 bits (adapter.bits).
 
-The layers inside the base model are quantised; embeddings, norms and a head (an output layer, a classification head
-with its pooler) are not. A model is never held whole in 16 or 32 bits: random weights are made and
-quantised layer by layer, and pretrained ones tensor by tensor, by transformers.
+The layers inside the base model are quantised, and the experts of a mixture (`quantized_experts`); embeddings, norms
+and a head (an output layer, a classification head with its pooler) are not. A model is never held whole in 16 or 32
+bits: random weights are made and quantised layer by layer, and pretrained ones tensor by tensor, by transformers.
 """
 
 import copy
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +20,19 @@ from transformers.pytorch_utils import Conv1D
 from legroom.compat import transformers_models_private
 from legroom.errors import Refusal
 from legroom.estimator.ledger import quantised
-from legroom.models import head
+from legroom.models import head, quantized_experts
 from legroom.parallelism import pipeline
 
+LARGE_SHARE = 0.01  # of the frozen parameters of layers, which is worth a word
 OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in 16 bits (Dettmers et al. 2022)
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Of the numbers of linear layers, 4 or 8, and of experts in one tensor: 4, 8, or None for as many as are read."""
+
+    linear: int
+    experts: int | None = None
 
 
 def names(model: PreTrainedModel) -> list[str]:
@@ -42,6 +52,15 @@ def kept_names(model: PreTrainedModel) -> list[str]:
     layers = []
     for name, module in model.named_modules():
         if _is_linear(module) and name not in chosen:
+            layers.append(name)
+    return layers
+
+
+def linear_names(model: Any) -> list[str]:
+    """The linear layers inside a model, quantised or not; not a head."""
+    layers = []
+    for name, module in model.named_modules():
+        if (_is_linear(module) or is_quantised(module)) and not head.is_part(model, name):
             layers.append(name)
     return layers
 
@@ -75,9 +94,9 @@ def loading_arguments(model: PreTrainedModel, bits: int, dtype: torch.dtype, dev
 
 @torch.no_grad()
 def random_model(
-    build: Callable[[], PreTrainedModel], bits: int, dtype: torch.dtype, device: str | None
+    build: Callable[[], PreTrainedModel], bits: Bits, dtype: torch.dtype, device: str | None
 ) -> PreTrainedModel:
-    """A model with random weights, as transformers initialises them, whose linear layers are quantised.
+    """A model with random weights, as transformers initialises them, whose linear layers and experts are quantised.
 
     build: makes the model on the default device, with random weights. device: where layers are quantised; None: the
     weights are of no interest, and the model is made whole on the default device (one that has no memory).
@@ -98,13 +117,21 @@ def random_model(
         )
         _quantise_inside(model, "", chosen, bits, dtype, device)
         model.tie_weights()
-    setattr(model, f"is_loaded_in_{bits}bit", True)  # peft chooses its layers by it
+    setattr(model, f"is_loaded_in_{bits.linear}bit", True)  # peft chooses its layers by it
     return model
 
 
+def while_loading(bits: Bits, dtype: torch.dtype) -> AbstractContextManager:
+    """Around a `from_pretrained` with `loading_arguments`, whose result is given to `finish`."""
+    if bits.experts is None:
+        return nullcontext()
+    return quantized_experts.while_loading(bits.experts, dtype)
+
+
 def finish(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with layers that train after an evaluation, too: on CPUs with AVX512-BF16 bitsandbytes repacks a weight
-    in evaluation mode, and then computes without gradients."""
+    """The model with experts that are read as numbers, and layers that train after an evaluation, too: on CPUs with
+    AVX512-BF16 bitsandbytes repacks a weight in evaluation mode, and then computes without gradients."""
+    quantized_experts.finish_loading(model)
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  (an attribute, not a module)
@@ -133,12 +160,15 @@ def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter]) -> N
 
 
 def _quantise_inside(
-    module: nn.Module, prefix: str, chosen: set[str], bits: int, dtype: torch.dtype, device: str | None
+    module: nn.Module, prefix: str, chosen: set[str], bits: Bits, dtype: torch.dtype, device: str | None
 ) -> None:
-    """Replaces the chosen linear layers inside a module. prefix: the module's name with a dot, or ''."""
+    """Replaces the chosen linear layers inside a module, and the weights of its experts. prefix: the module's name with
+    a dot, or ''."""
     for name, layer in list(module.named_modules()):
         if prefix + name in chosen and _is_linear(layer):
-            module.set_submodule(name, _quantised(layer, bits, dtype, device))
+            module.set_submodule(name, _quantised(layer, bits.linear, dtype, device))
+        elif transformers_models_private.is_experts(layer) and bits.experts is not None:
+            quantized_experts.quantise(layer, bits.experts, dtype, device)
 
 
 def _quantised(layer: nn.Module, bits: int, dtype: torch.dtype, device: str | None) -> nn.Module:
@@ -205,6 +235,8 @@ def counts(model: nn.Module) -> dict[nn.Parameter, int]:
     numbers = {weight: weight.numel() for weight in model.parameters()}
     for layer, weight in quantised.layers(model):
         numbers[weight] = math.prod(layer.quant_state.shape)
+    for experts in quantised.experts(model):
+        numbers[experts.get_parameter("original")] = quantised.count_experts(experts)
     return numbers
 
 
@@ -230,7 +262,7 @@ def warnings(model: nn.Module, bits: int) -> list[str]:
     for weight, number in frozen.items():
         if weight.is_floating_point() and weight.dim() > 1 and weight not in in_4_bits:
             not_quantised += number
-    if not_quantised == 0:
+    if not_quantised < LARGE_SHARE * sum(frozen.values()):  # the routers of a mixture
         return []
     return [
         f"adapter.bits={bits}: {not_quantised:,} of the {sum(frozen.values()):,} frozen parameters of the layers are "

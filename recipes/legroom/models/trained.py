@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from legroom.config import from_dict
 from legroom.errors import Refusal
-from legroom.models import pretrained, quantized
+from legroom.models import moe, pretrained, quantized, quantized_experts
 from legroom.models.architectures import AUTO_CLASSES
 from legroom.parallelism import unwrap
 from legroom.records.record import Record
@@ -98,7 +98,8 @@ def open_adapter(
         notes.append("the adapter's run is not here: its base is loaded without quantisation.")
     else:
         cfg = from_dict(record.config)
-        bits = cfg.adapter.bits
+        if cfg.adapter.bits:
+            bits = quantized.Bits(cfg.adapter.bits, cfg.adapter.bits_of_experts)
         if as_trained:
             types["dtype"] = getattr(torch, cfg.model_dtype)
     if kind == "CAUSAL_LM":
@@ -109,7 +110,10 @@ def open_adapter(
     in_adapter = adapter_weights(folder)
     missing = [weight for weight in missing if weight not in in_adapter]
     pretrained.refuse_missing(f"{folder}, an adapter, and {name}, its base", base, missing, "Train it again.")
-    return PeftModel.from_pretrained(base, str(folder)).eval(), name, notes
+    with quantized_experts.looking_plain(base):
+        model = PeftModel.from_pretrained(base, str(folder)).eval()
+    moe.apply_adapters_apart(model)
+    return model, name, notes
 
 
 def adapter_weights(folder: Path) -> set[str]:
@@ -134,16 +138,26 @@ def _without_generation_settings(model: Any) -> Any:
 
 
 def _loaded(
-    name: str, config: PretrainedConfig, device: str, bits: int | None = None, kind: Any = AutoModelForCausalLM, **types
+    name: str,
+    config: PretrainedConfig,
+    device: str,
+    bits: quantized.Bits | None = None,
+    kind: Any = AutoModelForCausalLM,
+    **types: Any,
 ) -> tuple[Any, list[str]]:
     """(a model that evaluates, the names of the weights that its checkpoint lacks)."""
     settings = {"dtype": "auto", "config": config, "use_safetensors": True} | types
+    loading = contextlib.nullcontext()
+    if moe.has_experts(config):
+        settings["experts_implementation"] = moe.register()
     if bits:
         with torch.device("meta"):
             without_memory = kind.from_config(copy.deepcopy(config))
         dtype = types.get("dtype", torch.bfloat16)
-        settings |= quantized.loading_arguments(without_memory, bits, dtype, device)
-    model, report = pretrained.call(kind.from_pretrained, name, output_loading_info=True, **settings)
+        settings |= quantized.loading_arguments(without_memory, bits.linear, dtype, device)
+        loading = quantized.while_loading(bits, dtype)
+    with loading:
+        model, report = pretrained.call(kind.from_pretrained, name, output_loading_info=True, **settings)
     model = quantized.finish(model) if bits else model.to(device)
     return model.eval(), sorted(report["missing_keys"])
 

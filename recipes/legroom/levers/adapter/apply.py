@@ -6,17 +6,19 @@ LoRA: Hu et al. 2021, arXiv 2106.09685.
 import copy
 import dataclasses
 import functools
+import re
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from legroom.compat import transformers_peft_private
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.levers.adapter.rules import ALL_LINEAR
-from legroom.models import head, quantized
+from legroom.models import head, moe, quantized, quantized_experts
 from legroom.models.builder import Construction
 from legroom.options.hooks import Behaviour
 from legroom.parallelism import unwrap
@@ -27,7 +29,19 @@ LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")  # classes of layers
 class Apply(Behaviour):
     def configure_model(self, construction: Construction) -> None:
         if self.cfg.adapter.bits:
-            construction.build = functools.partial(_quantised, self.cfg, construction, self.cfg.adapter.bits)
+            bits = quantized.Bits(self.cfg.adapter.bits, self.cfg.adapter.bits_of_experts)
+            construction.build = functools.partial(_quantised, self.cfg, construction, bits)
+
+    def check_model(self, name: str, architecture: PretrainedConfig, task: str) -> None:
+        adapter, mode = self.cfg.adapter, self.cfg.parallelism
+        if not moe.has_experts(architecture):
+            if adapter.expert_rank:
+                raise Refusal(f"adapter.expert_rank={adapter.expert_rank}: {name} has no experts. Leave it out.")
+        elif adapter.bits_of_experts and (mode.sharded or mode.kind == "zero"):
+            raise Refusal(
+                f"experts in {adapter.bits_of_experts} bits are not supported with parallelism={mode.name} yet. Type "
+                "adapter.expert_bits=16, or choose parallelism=ddp."
+            )
 
     def transform_model(self, model: Any) -> Any:
         return with_adapter(self.cfg, model)
@@ -37,8 +51,8 @@ class Apply(Behaviour):
         return _plain_layers(self.cfg, model) + (quantized.warnings(model, bits) if bits else [])
 
 
-def _quantised(cfg: Config, construction: Construction, bits: int) -> PreTrainedModel:
-    """The model with linear layers in `bits` bits; one process, and each of DDP's, has them on its GPU already."""
+def _quantised(cfg: Config, construction: Construction, bits: quantized.Bits) -> PreTrainedModel:
+    """The model with linear layers and experts in few bits; one process, and each of DDP's, has them on its GPU."""
     device = "cpu" if cfg.parallelism.sharded else cfg.target.device  # a whole model that ranks share fits on no GPU
     dtype = getattr(torch, cfg.precision.compute_dtype)
     if not construction.reads_weights:
@@ -46,8 +60,10 @@ def _quantised(cfg: Config, construction: Construction, bits: int) -> PreTrained
         return quantized.finish(quantized.random_model(construction.random, bits, dtype, place))
     with torch.device("meta"):
         shape = dataclasses.replace(construction, config=copy.deepcopy(construction.config)).random()
-    construction.settings |= quantized.loading_arguments(shape, bits, dtype, device)
-    return quantized.finish(construction.pretrained())
+    construction.settings |= quantized.loading_arguments(shape, bits.linear, dtype, device)
+    with quantized.while_loading(bits, dtype):
+        model = construction.pretrained()
+    return quantized.finish(model)
 
 
 def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
@@ -66,7 +82,8 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
         r=adapter.rank,
         lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]  (any number)
         lora_dropout=adapter.dropout,
-        target_modules=adapter.targets,
+        target_modules=_layers(cfg, model),
+        **_experts(cfg, model),
         use_dora=adapter.dora,
         use_rslora=adapter.rslora,
         modules_to_save=whole or None,
@@ -74,7 +91,10 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
         task_type=peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM,
     )
     try:
-        wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
+        with warnings.catch_warnings(), quantized_experts.looking_plain(model):
+            # peft looks for the ranks of experts among the names of layers alone, and says that it ignores them.
+            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+            wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
     except ValueError as error:
         raise Refusal(f"adapter={adapter.name} for this model: {str(error).splitlines()[0]}") from error
     if adapter.rslora and any(rank != adapter.rank for rank in (settings.rank_pattern or {}).values()):
@@ -84,7 +104,54 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
         )
     _cast_trained(cfg, wrapped)
     _check_norms(cfg, unwrap.base_model(wrapped))
+    if cfg.parallelism.kind != "dp":  # whose copies of a module would read the matrices of the first
+        moe.apply_adapters_apart(wrapped)
     return wrapped
+
+
+def _layers(cfg: Config, model: nn.Module) -> Any:
+    """The linear layers with an adapter, as peft takes them.
+
+    Of a mixture peft's "all-linear" are the router and the experts, too, as in transformers 4, where they were linear
+    layers: here it is the linear layers alone, and of these only such whose names peft does not take for experts'.
+    """
+    targets = cfg.adapter.targets
+    if not quantized_experts.names(model):
+        return targets
+    from legroom.compat import peft_private  # imports peft
+
+    of_experts = peft_private.names_of_experts(model)
+    if targets == ALL_LINEAR:
+        names = {name.rpartition(".")[2] for name in quantized.linear_names(model)}
+        return sorted(names - of_experts)
+    if cfg.adapter.expert_rank and isinstance(targets, list):
+        for target in targets:
+            if target.rpartition(".")[2] in of_experts:
+                raise Refusal(
+                    f"adapter.targets has {target}, which peft takes for a matrix of the experts, and their adapters "
+                    f"are those of adapter.expert_rank={cfg.adapter.expert_rank}. Leave one of them out."
+                )
+    return targets
+
+
+def _experts(cfg: Config, model: nn.Module) -> dict[str, Any]:
+    """Settings of the adapters beside experts. They are scaled by alpha / rank as the others are."""
+    adapter = cfg.adapter
+    if not adapter.expert_rank:
+        return {}
+    weights = quantized_experts.names(model)
+    if not weights:
+        raise Refusal(
+            f"adapter.expert_rank={adapter.expert_rank}: the experts of {type(model).__name__} are in no tensor that "
+            "an adapter can lie beside. Leave it out."
+        )
+    ends = sorted({".".join(name.split(".")[-2:]) for name in weights})  # experts.gate_up_proj
+    patterns = [re.escape(end) for end in ends]
+    return {
+        "target_parameters": ends,
+        "rank_pattern": dict.fromkeys(patterns, adapter.expert_rank),
+        "alpha_pattern": dict.fromkeys(patterns, adapter.alpha * adapter.expert_rank / adapter.rank),
+    }
 
 
 def _plain_layers(cfg: Config, model: nn.Module) -> list[str]:
@@ -103,13 +170,19 @@ def _plain_layers(cfg: Config, model: nn.Module) -> list[str]:
         and not any(part in name for part in ("lora_", "modules_to_save", "original_module"))
         and f".{name}".endswith(ends)
     ]
-    experts = [name for name, weight in inner.named_parameters() if weight.dim() > 2 and "experts." in name]
-    alone = [name for name in experts if ".base_layer." not in name] if targets == ALL_LINEAR else []
+    alone = []
+    if targets == ALL_LINEAR:
+        alone = [name for name in quantized_experts.names(inner) if ".base_layer." not in name]
     lines = []
-    for what, names in (("linear layers that adapter.targets names", plain), ("tensors of experts", alone)):
+    for what, names, instead in (
+        ("linear layers that adapter.targets names", plain, ""),
+        ("tensors of experts", alone, " Type adapter.expert_rank=8 to train beside them."),
+    ):
         if names:
             examples = names[0] if len(names) == 1 else f"{names[0]}, ..."
-            lines.append(f"no adapter lies beside {len(names):,} of the {what}: {examples}. They stay as they are.")
+            lines.append(
+                f"no adapter lies beside {len(names):,} of the {what}: {examples}. They stay as they are.{instead}"
+            )
     return lines
 
 

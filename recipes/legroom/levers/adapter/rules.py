@@ -13,6 +13,7 @@ from legroom.options.hooks import Conflict, Cost, Dimension, Lever
 
 INSTEAD = "Choose parallelism=ddp: the weights that are not trained have neither gradients nor optimizer states."
 ALL_LINEAR = "all-linear"
+GROUPED_MULTIPLE = 8  # numbers of 16 bits in the 16 bytes to which torch's grouped product aligns rows
 INT8_CAPABILITY = (7, 5)  # of matrix units for integers
 
 
@@ -43,6 +44,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         )
     if adapter.alpha == 0:
         found.append("adapter.alpha=0: the adapter would have no gradients. Twice adapter.rank is usual.")
+    found += _experts_problems(cfg)
     names = adapter.targets if isinstance(adapter.targets, list) else [adapter.targets]
     if not names or not all(isinstance(name, str) and name for name in names):
         found.append(
@@ -50,6 +52,27 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             "adapter.targets=[q_proj,v_proj]."
         )
     return found
+
+
+def _experts_problems(cfg: Config) -> list[str]:
+    """What adapters beside experts, which are no layers of their own, cannot have."""
+    adapter = cfg.adapter
+    if not adapter.expert_rank:
+        return []
+    rank, lines = adapter.expert_rank, []
+    if rank % GROUPED_MULTIPLE:
+        lines.append(
+            f"adapter.expert_rank={rank}: the grouped product of the experts needs a multiple of {GROUPED_MULTIPLE}."
+        )
+    if adapter.dropout:
+        lines.append(
+            f"adapter.expert_rank={rank} is not supported with adapter.dropout={adapter.dropout}: peft has no dropout "
+            "before the experts' adapters. Type adapter.dropout=0."
+        )
+    for key in ("dora", "rslora"):
+        if getattr(adapter, key):
+            lines.append(f"adapter.expert_rank={rank} is not supported with adapter.{key}=true. Leave one of them out.")
+    return lines
 
 
 def warnings(cfg: Config) -> list[str]:
