@@ -32,7 +32,7 @@ def made(plain, tmp_path):
     """made(every=, final=, on_signal=, start=, mode=) -> a saver of the run's folder."""
 
     def made(every=None, final=False, on_signal=True, start=None, mode="single", folder=tmp_path, evaluated=None):
-        save = SimpleNamespace(every_steps=every, final=final, on_signal=on_signal, keep=2)
+        save = SimpleNamespace(every_steps=every, final=final, on_signal=on_signal, keep=2, best=False)
         cfg = SimpleNamespace(save=save, resume=None, parallelism=SimpleNamespace(kind=mode))
         cfg.eval, cfg.train = SimpleNamespace(precision=evaluated), SimpleNamespace(on_nan="stop")
         warned = []

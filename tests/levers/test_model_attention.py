@@ -18,7 +18,7 @@ from legroom.machine import host
 from legroom.models import architectures
 from legroom.options.model import AUTO
 
-NEWER = ["flash_attention_3", "kernels-community/flash-attn2", "flex_attention"]
+NEWER = ["flash_attention_3", "flash_attention_4", "kernels-community/flash-attn2", "flex_attention"]
 
 
 def problem(*words: str) -> str:
@@ -77,6 +77,21 @@ def test_flash_needs_ampere_and_flex_does_not(pretend_gpu, monkeypatch):
     monkeypatch.setattr(host, "has", lambda module: True)
     assert "compute capability 8.0" in problem("model.attention=flash_attention_3", "precision=fp16")
     assert problem("model.attention=flex_attention") == ""
+
+
+def test_flash_4_needs_hopper_and_its_own_package(pretend_gpu, monkeypatch):
+    """flash-attn has a module of the same name."""
+    words = ["model.attention=flash_attention_4", "precision=bf16"]
+    monkeypatch.setattr(host, "has", lambda module: True)
+    pretend_gpu((8, 9))
+    assert "compute capability 9.0 (Hopper)" in problem(*words)
+    pretend_gpu((9, 0))
+    assert "pip install flash-attn-4" in problem(*words)
+    version = host.version
+    monkeypatch.setattr(host, "version", lambda name: "4.0" if name == "flash-attn-4" else version(name))
+    assert problem(*words) == ""
+    assert problem("recipe=estimate", "gpu=b200_180gb", *words) == ""
+    assert "Type model.dropout=0" in problem(*words, "model.dropout=0.1")
 
 
 def test_flex_has_no_ledger_and_that_is_said(pretend_gpu, monkeypatch):

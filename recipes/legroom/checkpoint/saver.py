@@ -58,16 +58,19 @@ class Saver:
         self.stopped = False  # by a signal, before the last step
         self.left_out = False  # a checkpoint, since weights are not numbers
         self.saved_step: int | None = None  # of the newest checkpoint in the folder
+        self.best_step: int | None = None  # save.best: after which the evaluation was the best
+        self.best_since = 0  # evaluations up to this step do not count: their checkpoints are not in this folder
+        self.has_best_weights = False  # instead of those after the last step
         if start is not None and start.folder.parent.parent == folder:
             self.saved_step = start.step
         self.divergence: DivergenceWatch | None = None  # from `begin` on
         # Waits for the answers to the question that runs now: whether to stop, and whether a loss is no number.
         self._asked: Callable[[], list[bool]] | None = None
         self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.kind != "zero"
-        if not self.possible and (cfg.save.every_steps or cfg.resume):
+        if not self.possible and (cfg.save.every_steps or cfg.save.best or cfg.resume):
             raise Refusal(
-                "the run's folder is not on every machine, so nothing can be saved there or resumed. Choose "
-                "a folder that all of them share with hydra.run.dir=, or leave save.every_steps and resume out."
+                "the run's folder is not on every machine, so nothing can be saved there or resumed. Choose a folder "
+                "that all of them share with hydra.run.dir=, or leave save.every_steps, save.best and resume out."
             )
 
     def begin(self, loop: Any) -> int:
@@ -80,6 +83,37 @@ class Saver:
             return 0
         return self.start.step
 
+    def find_best(self, row: dict[str, Any] | None, done: int) -> None:
+        """Looks for the checkpoint of the best evaluation before this run. row: of the step log. done: steps."""
+        if row is None:
+            return
+        step = row["step"]
+        if self._best_folder(step).is_dir():
+            self.best_step = step
+            return
+        self.best_since = done
+        self.progress.warn(
+            f"save.best: the checkpoint of the best evaluation so far (step {step}) is not in this run's folder, so "
+            f"evaluations after step {done} alone count."
+        )
+
+    def _best_folder(self, step: int) -> Path:
+        assert self.folder is not None, "checked in __init__"
+        return self.folder / checkpoint_files.FOLDER / checkpoint_files.folder_name(step)
+
+    def restore_best(self, step: int) -> int | None:
+        """Gives the model the weights of the best evaluation. Returns its step, None where there is none to choose.
+
+        step: the last one, whose weights the model has. Every rank calls this. Raises BrokenCheckpoint.
+        """
+        best_step = self.best_step
+        if best_step is None or best_step == step:
+            return best_step
+        self.progress.enter("load", f"restoring step {best_step}, whose evaluation was the best")
+        self.has_best_weights = True
+        state.restore(self.loop, checkpoint_files.verify(self._best_folder(best_step)))
+        return best_step
+
     def after_step(self, step: int) -> bool:
         """Saves if a checkpoint is due after this step. Returns whether the training stops here.
 
@@ -89,7 +123,7 @@ class Saver:
         if suspects and self.divergence is not None:
             self.divergence.confirm(step)
         every = self.cfg.save.every_steps
-        if (self.stopped and self.possible) or (every and step % every == 0):
+        if (self.stopped and self.possible) or (every and step % every == 0) or step == self.best_step:
             self.save(step)
         return self.stopped
 
@@ -145,6 +179,7 @@ class Saver:
         model is still to be saved. Every rank calls this.
         """
         due = self.cfg.save.final or (evaluates and (self.cfg.save.every_steps or self.cfg.eval.precision))
+        due = due or self.best_step is not None  # these weights are replaced then
         if not due or not self.possible or step == self.saved_step:
             return
         try:
@@ -156,16 +191,17 @@ class Saver:
 
     def after_stop(self, step: int) -> None:
         """Writes a checkpoint unless there is one of this step. Every rank calls this, after all have stopped."""
-        if self.possible and step != self.saved_step:
+        if self.possible and step != self.saved_step and not self.has_best_weights:
             self.save(step)
 
     def discard_unasked(self, step: int) -> None:
-        """Removes what `before_final_phase` saved for a run that is complete and was to save the model alone."""
+        """Removes what `before_final_phase` saved for a run that is complete and was to save the model alone, or the
+        best checkpoint."""
         asked = self.cfg.save.every_steps or self.start is not None
         if asked or self.saved_step != step or self.folder is None:
             return
         if collectives.rank_index() == 0:
-            checkpoint_files.discard_all(self.folder)
+            checkpoint_files.discard_all(self.folder, but=self.best_step)
 
     def save(self, step: int, only_with_room: bool = False) -> None:
         """Writes a checkpoint. Every rank calls this. only_with_room: not where disk or memory have no room for it.
@@ -208,7 +244,12 @@ class Saver:
             for name in pieces:
                 pieces[name] = pieces[name].to("cpu", copy=True).contiguous()
         ranks = collectives.world_size()
-        checkpoint_files.write(folder, step, values, tensors, self.cfg.save.keep, rank, ranks, collectives.barrier)
+        keep = self.cfg.save.keep
+        if self.cfg.save.best and not self.cfg.save.every_steps:
+            keep = 1
+        checkpoint_files.write(
+            folder, step, values, tensors, keep, rank, ranks, collectives.barrier, protected=self.best_step
+        )
 
 
 def _without_room(folder: Path, tensors: dict[str, dict]) -> str | None:

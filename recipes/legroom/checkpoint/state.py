@@ -276,7 +276,7 @@ def _optimizer_state(
         base = key.partition(".")[0]  # of `exp_avg.codes`
         if base in state:
             continue
-        if torchao_private.makes_states(optimizer) and base != "step":
+        if torchao_private.makes_states(optimizer) and base in torchao_private.STATES:
             _, offset, shape, _ = local_shard(weight, rank)
             state[base] = blocks.restore(optimizer, weight, name, base, blocks.Box(offset, shape), reader)
             continue

@@ -113,6 +113,8 @@ def _heading(outcome: Record) -> str:
     """The first line: the verdict of an estimate, or the status of a run."""
     config = outcome.config
     model = config["model"]["pretrained"] or config["model"]["name"]
+    if config["model"].get("weights"):
+        model += " from random weights"
     device = outcome.environment["device_name"]
     estimate = outcome.estimate
     if estimate is None and outcome.recipe == "estimate":
@@ -261,6 +263,8 @@ def _setup(outcome: Record) -> str:
     for key in ("experts", "context"):
         if config["parallelism"].get(key):
             parts.append(f"{key} {config['parallelism'][key]}")
+    if config["train"].get("ema") is not None:
+        parts.append(f"running mean {config['train']['ema']:g}")
     gpu = config.get("gpu") or {}
     if (gpu.get("machines") or 1) > 1:
         parts.append(f"{gpu['machines']} machines, {gpu['machine_link_gb_per_second']:g} GB/s each way between them")

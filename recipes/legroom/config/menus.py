@@ -72,15 +72,22 @@ class Model(Menu):
         "eager",
         "flash_attention_2",
         "flash_attention_3",
+        "flash_attention_4",
         "flex_attention",
         "kernels-community/flash-attn2",
         "kernels-community/flash-attn3",
         "kernels-community/vllm-flash-attn3",
     )
     pretrained: str | None = UNSET
+    weights: str | None = key(choices=("random", None), recorded="if set")
     learning_rate: float = at_least(0, identity=(RUN, TRAINING))
     # Further values of the family's configuration, by transformers' names.
     config: dict[str, Any] | None = field(default=UNSET, metadata={"recorded": "if set"})
+
+    @property
+    def at_random(self) -> bool:
+        """Whether training begins from random weights, of the menu's sizes or of those of `pretrained`."""
+        return not self.pretrained or self.weights == "random"
 
     @property
     def flex_attention(self) -> bool:

@@ -22,6 +22,7 @@ class Train:
     warmup_steps: int = at_least(0)
     decay_steps: int | None = key(minimum=1, recorded="if set")
     floor: float | None = key(minimum=0, below=1, recorded="if set")
+    ema: float | None = key(minimum=0, below=1, recorded="if set")
     seed: int = key(identity=(RUN, TRAINING), minimum=0, below=2**32)  # NumPy's bound
     log_seconds: float = at_least(0, identity=(RUN,))
     on_nan: str = one_of("stop", "continue", identity=(RUN,))
@@ -36,6 +37,8 @@ class Eval:
     stride: int | None = at_least(1)
     max_samples: int | None = at_least(1)
     every_steps: int | None = at_least(1)
+    patience: int | None = key(minimum=1, recorded="if set")
+    metric: str | None = key(choices=("loss", "accuracy", "f1", "exact_match", "pearson", None), recorded="if set")
     generate: int | None = key(minimum=0, recorded="if set")
 
 
@@ -46,6 +49,7 @@ class Save:
     max_shard_gb: float | None = at_least(1e-6)
     every_steps: int | None = at_least(1)
     keep: int = at_least(1)
+    best: bool = UNSET
     on_signal: bool = UNSET
 
 

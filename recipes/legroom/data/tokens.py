@@ -182,7 +182,7 @@ def for_data(cfg: Config, vocab: int, warn: Callable[[str], object]) -> Tokens:
     name = cfg.data.tokenizer or "bytes"
     pretrained = cfg.model.pretrained
     typed = f"data.tokenizer={name}" if cfg.data.tokenizer else f"data={cfg.data.name} (bytes)"
-    if not pretrained:
+    if not pretrained or (cfg.model.at_random and name != pretrained):  # random weights take any ids
         return Tokens(name)
     if name == pretrained:
         return Tokens(name, "model.pretrained")

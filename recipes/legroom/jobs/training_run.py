@@ -25,6 +25,7 @@ from legroom.measure import device_memory, memory_breakdown
 from legroom.measure.step_log import StepLog
 from legroom.models import host_memory, quantized
 from legroom.options import train
+from legroom.options.eval import METRICS, ONE_METRIC
 from legroom.parallelism import accelerate_plugins, unwrap
 from legroom.ranks import collectives, failure_store
 from legroom.ranks.rank_info import RankInfo
@@ -141,6 +142,12 @@ class TrainingRun:
                 f"eval.{key}={value}, and the data has no evaluation split, or no row of it is left. Leave it out, or "
                 "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text) with other rows."
             )
+        metrics = METRICS.get(self.training.data.task, ONE_METRIC)
+        if self.cfg.eval.metric and self.cfg.eval.metric not in metrics:
+            raise Refusal(
+                f"eval.metric={self.cfg.eval.metric}: an evaluation of {self.training.data.task} has no such figure. "
+                f"Type eval.metric={' or '.join(metrics)}."
+            )
         if self.cfg.eval.generate and self.training.data.task != "language_modelling":
             raise Refusal(
                 f"eval.generate={self.cfg.eval.generate} does not go with a model that predicts no next token. Leave "
@@ -164,7 +171,8 @@ class TrainingRun:
         transformers.set_seed(cfg.train.seed)  # both recipes draw the same random numbers from here on
         try:
             args, data = self.training.args, self.training.data
-            loop.train(self.step_log, EvaluateThenSave(cfg, args, data, self.step_log, self.saver, self.progress))
+            self.between = EvaluateThenSave(cfg, args, data, self.step_log, self.saver, self.progress)
+            loop.train(self.step_log, self.between)
             self.step_log.end()
             self.saver.after_training(len(self.step_log.losses))
             self._refuse_early_end()
@@ -206,13 +214,15 @@ class TrainingRun:
     def _refuse_early_end(self) -> None:
         """Raises RuntimeError where the batches ended before the last step, as of rows that somebody else cut off."""
         steps, total = len(self.step_log.losses), self.loop.total_steps
-        if steps < total and not self.saver.stopped:
+        if steps < total and not self.saver.stopped and not self.between.stopped_early:
             raise RuntimeError(f"the data ended after step {steps} of {total}")
 
     def _note_figures(self) -> None:
         """Put what the training has measured so far into the record."""
         memory = self.record.memory
         self.record.training, self.record.speed = self.step_log.training(), self.step_log.speed()
+        if self.between.stopped_early:
+            self.record.training.planned_steps = self.loop.total_steps
         self.record.speed.save_seconds = self.saver.seconds or None
         memory.host_peak_rss_bytes = device_memory.host_peak_rss_bytes()
         if self.cfg.target.on_gpu:
@@ -231,13 +241,14 @@ class TrainingRun:
                 self.saver.stop_if_asked()
             else:
                 self.stop.stop_at_once()
+            best_step = self.saver.restore_best(steps)
             if cfg.save.final and not self.saver.is_whole(steps):
                 self.progress.warn("no model is saved: its weights are not numbers.")
             elif cfg.save.final:
                 self.progress.enter("save", "saving")
                 saver.save_final(cfg, self.loop, data, self.folder, self.progress.warn)
             if evaluates:
-                self._evaluate()
+                self._evaluate(best_step)
         except stop_request.StopNow:
             self.saver.after_stop(steps)
             return False
@@ -247,13 +258,14 @@ class TrainingRun:
             saver.write_card(self.record, self.folder, data, self.progress.warn)
         return True
 
-    def _evaluate(self) -> None:
-        """Evaluate the model on all evaluation rows, and let it generate."""
+    def _evaluate(self, best_step: int | None) -> None:
+        """Evaluate the model on all evaluation rows, and let it generate. best_step: whose weights it has, or None."""
         cfg = self.cfg
         self.progress.enter("eval", "evaluating")
         evaluation = evaluate.evaluate(
             cfg, self.training.args, self.loop, self.training.data, self.progress, self.saver.stop_if_asked
         )
+        evaluation.best_step = best_step
         self.record.evaluation = evaluation
         with unwrap.evaluation_weights(self.loop.optimizer):
             generated_after = self._generated()

@@ -45,8 +45,8 @@ class Construction:
     """How a model is made; what `Behaviour.configure_model` changes.
 
     kind: an auto class. name: of the pretrained weights. new_head: they have no classification head. weights: False
-    reads none. settings: for `from_config` and `from_pretrained`. build: makes the model; the default is random or
-    pretrained weights.
+    reads none. settings: for `from_config` and `from_pretrained`. at_random: of `name` the sizes alone are taken.
+    build: makes the model; the default is random or pretrained weights.
     """
 
     kind: Any
@@ -56,13 +56,14 @@ class Construction:
     weights: bool
     warn: Warn
     settings: dict[str, Any]
+    at_random: bool = False
 
     def __post_init__(self) -> None:
         self.build: Callable[[], PreTrainedModel] = self.pretrained if self.reads_weights else self.random
 
     @property
     def reads_weights(self) -> bool:
-        return self.name is not None and self.weights
+        return self.name is not None and self.weights and not self.at_random
 
     def random(self) -> PreTrainedModel:
         """A model with random weights."""
@@ -101,9 +102,10 @@ def build_model(
     settings: dict[str, Any] = {"attn_implementation": None, "dtype": getattr(torch, cfg.model_dtype)}
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
-    if new_head:
+    if new_head and not cfg.model.at_random:
         warn(head.new_warning(str(cfg.model.pretrained), config, data.task))
-    construction = Construction(kind, config, cfg.model.pretrained, new_head, weights, warn, settings)
+    name = cfg.model.pretrained
+    construction = Construction(kind, config, name, new_head, weights, warn, settings, cfg.model.at_random)
     for lever in levers:
         lever.configure_model(construction)
     model = construction.build()

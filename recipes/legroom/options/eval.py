@@ -6,6 +6,14 @@ from legroom.config import Config
 from legroom.options import data as data_options
 from legroom.options import hooks, task
 
+# The figures by which evaluations of a task can be compared.
+METRICS = {
+    "classification": ("loss", "accuracy"),
+    "multi_label": ("loss", "f1", "exact_match"),
+    "regression": ("loss", "pearson"),
+    "question_answering": ("loss", "f1", "exact_match"),
+}
+ONE_METRIC = ("loss",)
 LEAVE_ONE_OUT = "Leave one of them out."
 
 
@@ -18,7 +26,7 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Keys of an evaluation that cannot be done as asked, the first of them alone."""
-    for check in (_bounds, _between_steps, _generation, _sliding_window):
+    for check in (_bounds, _between_steps, _comparison, _generation, _sliding_window):
         problem = check(cfg, given)
         if problem is not None:
             return [problem]
@@ -60,6 +68,26 @@ def _between_steps(cfg: Config, given: Collection[str]) -> str | None:
         return (
             f"eval.every_steps={every_steps} is not supported with eval.precision={cfg.eval.precision}, which rounds "
             f"the weights that are trained on. {LEAVE_ONE_OUT}"
+        )
+    return None
+
+
+def _comparison(cfg: Config, given: Collection[str]) -> str | None:
+    """Evaluations that are to be compared, of which there are none, or by a figure that they do not have."""
+    section = cfg.eval
+    compares = f"eval.patience={section.patience}" if section.patience else "save.best=true" if cfg.save.best else None
+    if compares is None:
+        if section.metric is None:
+            return None
+        return f"eval.metric={section.metric} is what eval.patience and save.best compare. Type one of them too."
+    if section.every_steps is None:
+        return f"{compares} compares evaluations between steps, and there are none. Type eval.every_steps= too."
+    asked = task.task(cfg)
+    metrics = METRICS.get(asked, ONE_METRIC) if asked else ()  # of pretrained weights it is known when they are loaded
+    if section.metric and metrics and section.metric not in metrics:
+        return (
+            f"eval.metric={section.metric}: an evaluation of {asked} has no such figure. Type "
+            f"eval.metric={' or '.join(metrics)}."
         )
     return None
 

@@ -46,14 +46,26 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if "model.classes" in given and kind not in (None, "classification", "multi_label"):
         return [f"model.classes={cfg.model.classes} would be ignored: {kind} has no classes. Leave it out."]
     if not cfg.model.pretrained:
-        return _size_problems(cfg) + _layer_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
-    lines = _folder_problems(cfg.model.pretrained, needs_weights=not cfg.predicts)
+        sizes = _size_problems(cfg) + _layer_problems(cfg) + _expert_problems(cfg)
+        return sizes + _data_problems(cfg) + _without_folder(cfg)
+    lines = _folder_problems(cfg.model.pretrained, needs_weights=not cfg.predicts and not cfg.model.at_random)
+    if cfg.model.at_random and cfg.adapter.is_used and not cfg.predicts:
+        lines.append(
+            f"adapter={cfg.adapter.name} is trained beside weights that stay as they are, and model.weights=random has "
+            "none worth keeping. Leave one of them out."
+        )
     set_by_weights = sorted(f"model.{key}" for key in SET_BY_WEIGHTS)
     typed = [key for key in set_by_weights if key in given]
     typed += sorted(key for key in given if key.startswith("model.config"))
     for key in typed:
         lines.append(f"{key} is set by the weights of model.pretrained. Leave it out.")
     return lines
+
+
+def _without_folder(cfg: Config) -> list[str]:
+    if cfg.model.weights is None:
+        return []
+    return ["model.weights=random: without model.pretrained the weights are random in any case. Leave it out."]
 
 
 def _size_problems(cfg: Config) -> list[str]:
@@ -160,8 +172,8 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
             why = "Pickled weights can run code and are not loaded; save the model again with save_pretrained."
         else:
             why = (
-                "Its config.json alone is enough for recipe=estimate and the command fit; a training needs the weights "
-                "too."
+                "Its config.json alone is enough for recipe=estimate and the command fit; to train from scratch, type "
+                f"model.config={pretrained}."
             )
         return [f"model.pretrained={pretrained}: the folder has no .safetensors file. {why}"]
     try:

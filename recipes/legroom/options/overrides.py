@@ -21,11 +21,26 @@ VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:")
 
 
 def quoted(argv: Sequence[str]) -> list[str]:
-    """The overrides as Hydra's grammar takes them: quotes around a text, as of `data.path=Müller.txt`, brackets around
-    the one word of a list, as of `tracker.tags=mine`, and two pluses before the arguments of an optimizer's own class,
-    whose names no option has, as of `optim.args.rank=8`."""
+    """The overrides as Hydra's grammar takes them.
+
+    With quotes around a text, as of `data.path=Müller.txt`, brackets around the one word of a list, as of
+    `tracker.tags=mine`, two pluses before the arguments of an optimizer's own class, whose names no option has, as of
+    `optim.args.rank=8`, and two keys in place of `model.config=FOLDER`.
+    """
     adds = _takes_any_argument(argv)
+    argv = [typed for text in argv for typed in _from_scratch(text)]
     return [f"++{text}" if adds and text.startswith("optim.args") else _quoted(text) for text in argv]
+
+
+def _from_scratch(text: str) -> list[str]:
+    """`model.config=FOLDER` as the two keys that it stands for; any other override as it is.
+
+    Further sizes of the menu's model are a mapping, `model.config={head_dim: 64}`, or one of its keys.
+    """
+    key, _, value = text.partition("=")
+    if key != "model.config" or value.startswith(("{", "'{", '"{')) or value in ("", "null"):
+        return [text]
+    return [f"model.pretrained={value}", "model.weights=random"]
 
 
 def _takes_any_argument(argv: Sequence[str]) -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 from legroom.config import Config
 from legroom.options import hooks
 
+# Between those of GPT-3's sizes of 125 M and 6.7 B parameters (Brown et al. 2020, arXiv 2005.14165, table 2.1).
+FROM_SCRATCH_LEARNING_RATE = 3e-4
 PRETRAINED_LEARNING_RATE = 5e-5  # the default of transformers' TrainingArguments, made for fine-tuning
 
 FALL_TO_A_FLOOR = ("cosine", "wsd")  # schedules
@@ -14,9 +16,12 @@ POLYNOMIAL_END = 1e-7  # the last learning rate of transformers' polynomial sche
 
 
 def default_learning_rate(cfg: Config) -> float | None:
-    """That of the adapter; without one a small rate for pretrained weights, that of the model for random ones."""
+    """That of the adapter; without one a small rate for pretrained weights, that of the model for random ones, whose
+    size is not known where a config.json has it."""
     if cfg.adapter.is_used:
         return cfg.adapter.learning_rate
+    if cfg.model.weights == "random":
+        return FROM_SCRATCH_LEARNING_RATE
     if cfg.model.pretrained:
         return PRETRAINED_LEARNING_RATE
     return cfg.model.learning_rate

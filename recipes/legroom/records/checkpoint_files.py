@@ -193,11 +193,13 @@ def write(
     rank: int = 0,
     ranks: int = 1,
     barrier: Callable = lambda: None,
+    protected: int | None = None,
 ) -> Path:
     """Write a checkpoint; every rank calls this. Returns its folder.
 
     values: what is no tensor, for JSON. tensors: {kind: {name: this rank's piece, on the CPU}}.
-    keep: how many of the newest stay. barrier: returns when all ranks have come to it.
+    keep: how many of the newest stay, besides that of the step `protected`. barrier: returns when all ranks have come
+    to it.
     Raises OSError or SafetensorError (a full disk); earlier checkpoints then stand.
     """
     target = Path(run, FOLDER, folder_name(step))
@@ -212,7 +214,7 @@ def write(
         barrier()
         if rank == 0:
             _finish(unfinished, target, step, ranks)
-            prune(run, step, keep)
+            prune(run, step, keep, protected)
         barrier()
     except BaseException:
         if rank == 0:
@@ -257,18 +259,20 @@ def put_in_place(unfinished: Path, target: Path) -> None:
     _flush(target.parent)
 
 
-def prune(run: Path, step: int, keep: int) -> None:
-    """Leave the newest checkpoints up to a step; later ones are broken, or of a training that went another way."""
+def prune(run: Path, step: int, keep: int, protected: int | None = None) -> None:
+    """Leave the newest checkpoints up to a step, and that of the step `protected`; later ones are broken, or of a
+    training that went another way."""
     kept = [folder for folder in in_run(run) if step_of(folder) <= step][:keep]
     for folder in in_run(run):
-        if folder not in kept:
+        if folder not in kept and step_of(folder) != protected:
             _discard(folder)
 
 
-def discard_all(run: Path) -> None:
-    """Remove the checkpoints of a run, and their folder if nothing else is in it."""
+def discard_all(run: Path, but: int | None = None) -> None:
+    """Remove the checkpoints of a run but that of a step, and their folder if nothing else is in it."""
     for folder in in_run(run):
-        _discard(folder)
+        if step_of(folder) != but:
+            _discard(folder)
     with contextlib.suppress(OSError):
         Path(run, FOLDER).rmdir()
 

@@ -141,6 +141,8 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     says_ends: generation_config.json, which an adapter has of conversations alone, says at which tokens answers end.
     """
     pretrained = outcome.config["model"].get("pretrained")
+    if outcome.config["model"].get("weights"):
+        pretrained = None
     base = f"{outcome.config['model']['name']}, from random weights"
     if pretrained:
         base = _public(pretrained)

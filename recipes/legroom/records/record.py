@@ -50,6 +50,7 @@ class Training:
     final_loss: float | None = None
     resumed_from_step: int | None = None  # the steps before it are in the losses, and not in the speed
     padding_share: float | None = None  # of tokens, 0 to 1: what is padding
+    planned_steps: int | None = None  # of a training that eval.patience has ended before
 
     @property
     def diverged(self) -> bool:
@@ -72,6 +73,7 @@ class Evaluation:
     exact_match: float | None = None  # 0 to 1: rows whose labels, or questions whose answer, are right
     pearson: float | None = None  # data.task=regression: correlation of the predicted numbers and the true ones
     most_frequent_share: float | None = None  # 0 to 1: of the most frequent label of these samples
+    best_step: int | None = None  # with save.best: the step whose weights were evaluated, and saved
 
 
 @dataclass

@@ -165,7 +165,7 @@ def check_talks(folder: Path, record: Record | None, compare: bool) -> None:
             f"--compare: {folder} is whole, and does not say what it was before. Give the run that trained it, or "
             "leave --compare out."
         )
-    if not record.config["model"].get("pretrained"):
+    if not record.config["model"].get("pretrained") or record.config["model"].get("weights"):
         raise Refusal(f"--compare: {folder} was not trained from pretrained weights. Leave --compare out.")
 
 

@@ -15,11 +15,20 @@ SDPA = "Choose model.attention=sdpa."
 
 @dataclass(frozen=True)
 class Package:
-    """What provides an implementation. module: that it is imported as. install: what installs it."""
+    """What provides an implementation. module: that it is imported as. install: what installs it. capability: the
+    lowest compute capability. shares_module: another package has the same module, so its own name tells."""
 
     module: str
     name: str
     install: str
+    capability: tuple[int, int] = (8, 0)
+    shares_module: bool = False
+
+    @property
+    def is_installed(self) -> bool:
+        if self.shares_module:
+            return host.version(self.name) is not None
+        return host.has(self.module)
 
 
 _HUB = Package("kernels", "kernels", "pip install kernels")
@@ -32,11 +41,12 @@ FLASH = {
         "flash-attn-3",
         "build hopper/ of github.com/Dao-AILab/flash-attention",
     ),
+    "flash_attention_4": Package("flash_attn", "flash-attn-4", "pip install flash-attn-4", (9, 0), shares_module=True),
     "kernels-community/flash-attn2": _HUB,
     "kernels-community/flash-attn3": _HUB,
     "kernels-community/vllm-flash-attn3": _HUB,
 }
-FLASH_CAPABILITY = (8, 0)
+GENERATIONS = {(8, 0): "Ampere", (9, 0): "Hopper"}
 
 
 def is_of_hub(name: str) -> bool:
@@ -46,7 +56,7 @@ def is_of_hub(name: str) -> bool:
 
 def lacks_dropout(name: str) -> bool:
     """Whether an implementation has no dropout of the scores: transformers leaves it out, or fails in the step."""
-    return name == FLEX or name.endswith(("_3", "flash-attn3"))
+    return name == FLEX or name.endswith(("_3", "_4", "flash-attn3"))
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
@@ -64,12 +74,13 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 def _flash_problems(cfg: Config, package: Package) -> list[str]:
     name, gpu = cfg.model.attention, cfg.target.gpu
-    if gpu and gpu.capability < FLASH_CAPABILITY:
+    if gpu and gpu.capability < package.capability:
+        major, minor = package.capability
         return [
-            f"model.attention={name} needs compute capability 8.0 (Ampere) or newer, which {gpu.name} does not have. "
-            + SDPA
+            f"model.attention={name} needs compute capability {major}.{minor} ({GENERATIONS[package.capability]}) or "
+            f"newer, which {gpu.name} does not have. {SDPA}"
         ]
-    if not host.has(package.module) and not cfg.predicts:
+    if not package.is_installed and not cfg.predicts:
         return [
             f"model.attention={name} needs the package {package.name}: {package.install}, or choose "
             "model.attention=sdpa."

@@ -43,9 +43,9 @@ def problems(cfg: Config) -> list[str]:
         )
     if cfg.eval.precision:
         found.append("eval.precision casts the whole model, which parallelism=zero keeps in flat pieces. Leave it out.")
-    if cfg.save.every_steps or cfg.resume:
+    if cfg.save.every_steps or cfg.save.best or cfg.resume:
         found.append(
-            "save.every_steps and resume: checkpoints of parallelism=zero are not written, since what "
+            "save.every_steps, save.best and resume: checkpoints of parallelism=zero are not written, since what "
             "DeepSpeed writes must be unpickled. Leave them out, or choose parallelism=fsdp."
         )
     return found

@@ -1,0 +1,1 @@
+"""train.ema: a running mean of the weights."""
