@@ -70,10 +70,10 @@ def timeline(layers=6, size=64 * MIB, hostile=False):
             "blocks": blocks, "rest": rest}  # fmt: skip
 
 
-def a_run(folder, found, **options):
+def a_run(folder, found, values=None, **options):
     folder.mkdir()
     record_file.write(found, folder)
-    step_file.write({"rank": 0, "timeline": timeline(**options)}, folder)
+    step_file.write({"rank": 0, "timeline": values or timeline(**options)}, folder)
     (folder / "steps.jsonl").write_text("".join(f'{{"step":{n},"loss":{2 / n},"seconds":0.1}}\n' for n in range(1, 30)))
     return run_page.write(found, folder)
 
@@ -150,7 +150,7 @@ def test_an_estimate_says_first_whether_it_fits(opened, tmp_path):
     draws_everywhere(opened, path, "estimate", tmp_path)
     page = opened(path)
     said = page.inner_text("#verdict")
-    assert said.startswith("Does not fit: 6.00 GiB are missing") and "Try optim=sgd." in said and "24.0 GiB" in said
+    assert said.startswith("Does not fit: 6 GiB are missing") and "Try optim=sgd." in said and "24.0 GiB" in said
     assert "600 ms to 1.1 s" in said and "memory\nbound by" in said
     assert page.locator("#verdict .capacity").count() == 1
     assert page.locator("#verdict").bounding_box()["y"] < 200
@@ -213,7 +213,7 @@ def test_a_sweep(opened, sweep, tmp_path):
 
 
 def test_the_table_sorts_filters_and_compares(opened, sweep):
-    page = opened(sweep / "page.html")
+    page = opened(sweep / "page.html", 1700)
     page.get_by_role("button", name="samples/s").first.click()
     speeds = [float(text) for text in cells(page, "samples/s") if text]
     assert speeds == sorted(speeds, reverse=True) and len(speeds) == 55 and cells(page, "samples/s")[-1] == ""
@@ -228,6 +228,50 @@ def test_the_table_sorts_filters_and_compares(opened, sweep):
     page.get_by_label("memory diff.").uncheck()
     assert not any(text.startswith("memory diff.") for text in page.locator("#table thead th").all_inner_texts())
     assert page.errors == []
+
+
+@pytest.mark.parametrize("width", [1280, 1700, 400])
+def test_what_the_table_has_no_width_for_is_named_and_can_be_had(opened, sweep, width):
+    page = opened(sweep / "page.html", width)
+    page.wait_for_selector("#pareto canvas")
+    wide = "(() => { const at = document.querySelector('#table .scroll'); return at.scrollWidth - at.clientWidth; })()"
+    assert page.evaluate(wide) <= 1, "a column is cut off"
+    headings = page.locator("#table thead th").all_inner_texts()
+    assert {"samples/s", "tensor memory"} <= set(headings)
+    left_out = page.locator("#table p.quiet").inner_text()
+    assert bool(left_out) == (len(headings) < page.locator(".choices input:checked").count())
+    if left_out:
+        assert left_out.startswith("Not shown, for want of width: ") and "step" in left_out
+        page.locator("summary", has_text="Columns").click()
+        page.get_by_label("step", exact=True).uncheck()
+        page.get_by_label("step", exact=True).check()
+        assert "step" in page.locator("#table thead th").all_inner_texts(), "what a person ticks is there"
+
+
+def test_no_name_of_a_phase_lies_over_another(opened, tmp_path):
+    """Many micro-batches, and between two of them a moment that is called step."""
+    values = timeline(layers=40)
+    moments = values["moments"]
+    part = moments // 8
+    values["phases"] = []
+    for n in range(8):
+        values["phases"] += [[n * part, "step"], [n * part + 1, "forward"], [n * part + part // 2, "backward"]]
+    values["phases"].append([moments - 2, "step"])
+    path = a_run(tmp_path / "run", job(), values)
+    for width in (1280, 400):
+        page = opened(path, width)
+        page.wait_for_selector("#timeline canvas")
+        boxes = page.evaluate(
+            """legroom.charts.find((one) => one.place.id === "timeline").made.getZr().storage.getDisplayList()
+              .filter((shape) => ["forward", "backward", "step"].includes(shape.style && shape.style.text))
+              .map((shape) => { const box = shape.getBoundingRect().clone(); if (shape.transform) box.applyTransform(shape.transform);
+                return [box.x, box.x + box.width, box.y, box.y + box.height]; })"""
+        )
+        assert len(boxes) > 3
+        for i, one in enumerate(boxes):
+            for other in boxes[:i]:
+                beside = one[1] <= other[0] or other[1] <= one[0]
+                assert beside or one[3] <= other[2] or other[3] <= one[2], (width, one, other)
 
 
 def test_no_speed_within_the_spread_is_called_different(opened, tmp_path):
@@ -364,6 +408,6 @@ def test_five_hundred_jobs_open_in_two_seconds(opened, tmp_path):
     session.send("Performance.enable", {"timeDomain": "threadTicks"})  # the processor's time: others may use it, too
     page.reload()
     page.wait_for_selector("#parts canvas")
-    page.wait_for_function("document.querySelectorAll('#table tbody tr').length == 500")
+    sync_api.expect(page.locator("#table tbody tr")).to_have_count(401)  # and a row that shows the others
     metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
     assert metrics["TaskDuration"] < 2 and page.errors == [], metrics

@@ -133,10 +133,13 @@ const AT_FIRST = 80;  // rows of a long table that are there at once
 const MOST_LINES = 400;  // rows that are added without being asked for
 
 /** A table that is sorted by a click on a heading, or by Enter on it; then onsort(column, descending) is called.
-    columns: {name, key: value of a row to sort by, text: what is shown (an element or a text), number, class}. */
+    columns: {name, key: value of a row to sort by, text: what is shown (an element or a text), number, class, spare}.
+    Where the width does not do, columns with `spare` are left out, the highest first, and named below the table with
+    options.hint behind them; one that a person has `chosen` stays. */
 function table(columns, rows, options = {}) {
   let { sorted = null, descending = true } = options, drawing = 0;
-  const body = h("tbody"), head = h("tr");
+  const body = h("tbody"), head = h("tr"), dropped = new Set(), said = h("p", { class: "quiet" });
+  const wrapper = h("div", { class: "scroll " + (options.class || "") }, h("table", {}, h("thead", {}, head), body));
   const headings = columns.map((column) => {
     const button = h("button", { type: "button", onclick: () => {
       descending = sorted === column ? !descending : !!column.number;
@@ -144,9 +147,7 @@ function table(columns, rows, options = {}) {
       if (options.onsort) options.onsort(sorted, descending);
       draw();
     } }, column.name);
-    const cell = h("th", { class: column.number ? "number" : null, scope: "col" }, button);
-    head.append(cell);
-    return cell;
+    return h("th", { class: column.number ? "number" : null, scope: "col" }, button);
   });
   function draw() {
     const order = [...rows];
@@ -165,8 +166,10 @@ function table(columns, rows, options = {}) {
       headings[i].setAttribute("aria-sort", is ? (descending ? "descending" : "ascending") : "none");
       headings[i].firstChild.textContent = column.name + (is ? (descending ? " ▾" : " ▴") : "");
     });
+    const visible = columns.filter((column) => !dropped.has(column));
+    head.replaceChildren(...visible.map((column) => headings[columns.indexOf(column)]));
     const lineOf = (row) => h("tr", options.attributes ? options.attributes(row) : {},
-      columns.map((column) => h("td", { class: column.number ? "number" : column.class || null },
+      visible.map((column) => h("td", { class: column.number ? "number" : column.class || null },
         column.text ? column.text(row) : column.key(row))));
     const mine = ++drawing;  // what cannot be seen yet is added when the page has been shown
     body.replaceChildren(...order.slice(0, AT_FIRST).map(lineOf));
@@ -174,15 +177,32 @@ function table(columns, rows, options = {}) {
       if (mine !== drawing) return;
       body.append(...order.slice(from, to).map(lineOf));
       if (order.length > to) {
-        const more = h("tr", {}, h("td", { colspan: columns.length }, h("button", { class: "small", type: "button",
+        const more = h("tr", {}, h("td", { colspan: visible.length }, h("button", { class: "small", type: "button",
           onclick: () => { more.remove(); add(to, to + MOST_LINES); } }, `show ${Math.min(MOST_LINES, order.length - to)} more of ${order.length - to}`)));
         body.append(more);
       }
     };
     if (order.length > AT_FIRST) setTimeout(() => add(AT_FIRST, MOST_LINES));
   }
+  let fitted = 0;  // the width that the columns were chosen for
+  function fit() {
+    if (wrapper.offsetWidth === fitted) return;
+    fitted = wrapper.offsetWidth;
+    if (dropped.size) { dropped.clear(); draw(); }
+    const widths = headings.map((cell) => cell.offsetWidth);
+    let missing = wrapper.scrollWidth - wrapper.clientWidth;
+    for (const column of columns.filter((one) => one.spare && !one.chosen).sort((one, other) => other.spare - one.spare)) {
+      if (missing <= 0) break;
+      dropped.add(column);
+      missing -= widths[columns.indexOf(column)];
+    }
+    if (dropped.size) draw();
+    const names = columns.filter((column) => dropped.has(column)).map((column) => column.name);
+    said.textContent = names.length ? `Not shown, for want of width: ${names.join(", ")}. ${options.hint || ""}` : "";
+  }
   draw();
-  return h("div", { class: "scroll " + (options.class || "") }, h("table", {}, h("thead", {}, head), body));
+  if (columns.some((column) => column.spare)) new ResizeObserver(fit).observe(wrapper);
+  return h("div", {}, wrapper, said);
 }
 
 function legend(entries) {

@@ -20,15 +20,15 @@ function operationsCards(record, details) {
     const own = summary.groups.filter((row) => row.group === group);
     return { group, calls: total(own, "calls"), flops: total(own, "flops"), bytes: total(own, "bytes"), seconds: total(own, "seconds") };
   }).filter((row) => row.calls);
-  const figures = [...(known ? [{ name: "time", number: true, key: (row) => row.seconds, text: (row) => seconds(row.seconds) }, { name: "of time", number: true, key: (row) => row.seconds, text: share("seconds") }] : []),
-    { name: "FLOPs", number: true, key: (row) => row.flops, text: (row) => counted(row.flops) },
-    { name: "of FLOPs", number: true, key: (row) => row.flops, text: (row) => (whole.flops ? percent(row.flops / whole.flops, 2) : "") },
-    { name: "calls", number: true, key: (row) => row.calls }, { name: "bytes", number: true, key: (row) => row.bytes, text: (row) => bytes(row.bytes) }];
+  const figures = [...(known ? [{ name: "time", number: true, key: (row) => row.seconds, text: (row) => seconds(row.seconds) }, { name: "of time", number: true, spare: 1, key: (row) => row.seconds, text: share("seconds") }] : []),
+    { name: "FLOPs", number: true, spare: 3, key: (row) => row.flops, text: (row) => counted(row.flops) },
+    { name: "of FLOPs", number: true, spare: 5, key: (row) => row.flops, text: (row) => (whole.flops ? percent(row.flops / whole.flops, 2) : "") },
+    { name: "calls", number: true, spare: 6, key: (row) => row.calls }, { name: "bytes", number: true, spare: 4, key: (row) => row.bytes, text: (row) => bytes(row.bytes) }];
   const groupTable = table([{ name: "group", key: (row) => row.group, text: (row) => h("span", {}, h("i", { class: "swatch", style: `background:${GROUP_COLOUR[row.group]}` }), row.group) }, ...figures], groupRows);
   const rows = (details && details.rows) || summary.largest;
   const listed = table([{ name: "operation", class: "name", key: (row) => row.name, text: (row) => h("span", {}, h("i", { class: "swatch", style: `background:${GROUP_COLOUR[row.group]}` }), row.name) },
-    { name: "module", class: "name", key: (row) => row.module }, { name: "phase", key: (row) => row.phase }, ...figures,
-    ...(rows.some((row) => row.bound_by) ? [{ name: "bound by", key: (row) => row.bound_by }] : [])], rows, { class: "tall" });
+    { name: "module", class: "name", key: (row) => row.module }, { name: "phase", key: (row) => row.phase, spare: 7 }, ...figures,
+    ...(rows.some((row) => row.bound_by) ? [{ name: "bound by", key: (row) => row.bound_by, spare: 8 }] : [])], rows, { class: "tall" });
   const layers = (details && details.layers) || [], names = [...new Set(layers.map((row) => row[0]))].sort(collator.compare);
   const card = section("Operations of one step", `${how}. Contractions are matrix products and attention; normalisations are reductions and what is made of them, as softmax and layer norm.`,
     legend(groupRows.map((row) => [GROUP_COLOUR[row.group], row.group])), chartPlace, groupTable,

@@ -160,9 +160,9 @@ function levers(record) {
   return section("What each change alone would do", ["Estimated in the same way.", ...refused].join(" "), table([
     { name: "type", class: "name", key: (row) => row.words },
     { name: "changes the memory by", number: true, key: (row) => -row.saved_bytes, text: (row) => (row.saved_bytes > 0 ? "−" : "+") + bytes(Math.abs(row.saved_bytes)) },
-    { name: "then needs", number: true, key: (row) => row.device_used_bytes, text: (row) => bytes(row.device_used_bytes) },
+    { name: "then needs", number: true, spare: 1, key: (row) => row.device_used_bytes, text: (row) => bytes(row.device_used_bytes) },
     { name: "verdict", key: verdictOf, text: (row) => chip(verdictOf(row)) },
-    { name: "step", number: true, key: (row) => row.step_seconds, text: (row) => seconds(row.step_seconds) },
+    { name: "step", number: true, spare: 2, key: (row) => row.step_seconds, text: (row) => seconds(row.step_seconds) },
   ], found));
 }
 
@@ -196,8 +196,8 @@ function settings(run) {
   const columns = [
     { name: "key", class: "name", key: (row) => row.key },
     { name: "value", class: "name", key: (row) => row.value },
-    { name: "default", class: "name", key: (row) => row.default },
-    { name: "from", key: (row) => row.from },
+    { name: "default", class: "name", key: (row) => row.default, spare: 2 },
+    { name: "from", key: (row) => row.from, spare: 1 },
   ];
   const changed = run.settings.filter((row) => row.from === "typed" || row.from === "derived");
   const search = h("input", { type: "search", placeholder: "find a key", "aria-label": "find a key", oninput: () => fill() });

@@ -19,6 +19,7 @@ function sweepPage(sweep, place) {
     next(0);
   };
   const common = sweep.remarks.filter((line) => line.startsWith("The same in all")), others = sweep.remarks.filter((line) => !common.includes(line));
+  place.classList.add("wide");
   place.replaceChildren(h("header", {}, h("h1", {}, sweep.title), h("ul", { class: "quiet" }, others.map((line) => h("li", {}, line))),
     common.length ? h("details", { class: "quiet" }, h("summary", {}, "What is the same in all jobs"), h("p", {}, typed(common.join(" ")))) : ""));
   place.append(bestCards(sweep, state, redraw));
@@ -99,31 +100,32 @@ function jobLink(row, text) {
 
 function tableColumns(sweep, state) {
   const base = () => sweep.rows[state.baseline] || {};
-  const many = sweep.keys.length > 6;
-  const job = { name: "job", class: "name", key: (row) => row.name, text: (row) => jobLink(row) };
+  const narrow = innerWidth < 600 && sweep.keys.length > 2, many = sweep.keys.length > 6 || narrow;
+  const job = { name: "job", class: "name", key: (row) => row.name, text: (row) => jobLink(row, narrow && row.short) };
   const keys = sweep.keys.map((key) => ({ name: key, key: (row) => row.label[key] ?? "", text: (row) => jobLink(row, row.label[key] ?? "–"), hidden: many }));
   const spread = (row, key, format) => format(row[key], row) + (row[key + "_range"] ? ` (${row[key + "_range"].map((value) => format(value, row)).join(" to ")})` : "");
   const figure = (name, key, format) => ({ name, number: true, key: (row) => row[key], text: (row) => (row[key] !== null ? spread(row, key, format) : key === "loss" ? loss(row) : "") });
   const known = (predicted, measured) => (value, row) => (row.estimate ? predicted : measured)(value);
-  const versus = (name, key) => ({ name, number: true, hidden: innerWidth < 600, key: (row) => (row[key] !== null && base()[key] ? row[key] / base()[key] : null),
+  const versus = (name, key) => ({ name, number: true, spare: key === "memory" ? 5 : 4, key: (row) => (row[key] !== null && base()[key] ? row[key] / base()[key] : null),
     text: (row) => (row.index === state.baseline ? "baseline" : key === "speed" ? speedChange(row, base()) : change(row[key], base()[key])) });
   const columns = [...(many ? [job] : []), ...keys,
-    { name: "status", key: (row) => row.status, text: (row) => chip(row.status), hidden: sweep.rows.every((row) => row.status === "ok") },
+    { name: "status", key: (row) => row.status, text: (row) => chip(row.status), spare: 1, hidden: sweep.rows.every((row) => row.status === "ok") },
     figure(sweep.memory_name, "memory", bytes), versus("memory diff.", "memory"),
     figure("samples/s", "speed", known(predictedNumber, number)), versus("speed diff.", "speed"),
-    figure("step", "step", known(predictedSeconds, seconds)), figure("final loss", "loss", (value) => number(value)), figure("evaluation loss", "evaluation", (value) => number(value)),
-    figure("left on the GPU", "margin", bytes),
+    { ...figure("step", "step", known(predictedSeconds, seconds)), spare: 8 },
+    { ...figure("final loss", "loss", (value) => number(value)), spare: 3 }, { ...figure("evaluation loss", "evaluation", (value) => number(value)), spare: 2 },
+    { ...figure("left on the GPU", "margin", bytes), spare: 6 },
     ...["contractions", "normalisations", "element-wise", "optimizer", "communication", "copies"].map((group) => ({ name: group + " time", number: true, hidden: true,
       key: (row) => (row.groups ? row.groups[group] ?? null : null), text: (row) => (row.groups && row.groups[group] != null ? percent(row.groups[group]) : "") })),
-    { name: "note", class: "note", key: (row) => row.note }];
+    { name: "note", class: "note", key: (row) => row.note, spare: narrow && 9 }];
   return columns.filter((column) => sweep.rows.some((row) => { const value = column.key(row); return value !== null && value !== undefined && value !== ""; }));
 }
 
 function tableCard(sweep, state, redraw, draw, sort) {
   const columns = tableColumns(sweep, state);
-  columns.push({ name: "two jobs", key: () => "", text: (row) => h("span", { style: "white-space:nowrap" },
-    h("button", { class: "small", type: "button", title: "measure the others against it", onclick: () => { state.baseline = row.index; state.keep(); draw(); } }, "as baseline"), " ",
-    h("button", { class: "small", type: "button", title: "beside the baseline: memory over the step and settings, below", onclick: () => { state.compare(row.index); } }, "compare")) });
+  columns.push({ name: "two jobs", spare: 7, key: () => "", text: (row) => h("span", { style: "white-space:nowrap" },
+    h("button", { class: "small tiny", type: "button", title: "measure the others against it", onclick: () => { state.baseline = row.index; state.keep(); draw(); } }, "baseline"), " ",
+    h("button", { class: "small tiny", type: "button", title: "beside the baseline: memory over the step and settings, below", onclick: () => { state.compare(row.index); } }, "compare")) });
   const place = h("div", { id: "table" });
   const search = h("input", { type: "search", id: "filter", placeholder: "precision=bf16 adam", "aria-label": "filter the jobs", value: state.filter, oninput: () => { filter(); state.keep(); draw(); } });
   state.sorted = columns.find((column) => column.name === sort);
@@ -137,10 +139,10 @@ function tableCard(sweep, state, redraw, draw, sort) {
   sweep.rows.forEach((row) => { row.text = Object.entries(row.label).map(([key, value]) => `${key}=${value}`).join(" "); });
   filter();
   const choices = h("div", { class: "choices" }, columns.map((column) => h("label", {}, h("input", { type: "checkbox", checked: !column.hidden,
-    onchange: (event) => { column.hidden = !event.target.checked; fill(); } }), " ", column.name)));
+    onchange: (event) => { column.hidden = !event.target.checked; column.chosen = event.target.checked; fill(); } }), " ", column.name)));
   function fill() {
     const visible = columns.filter((column) => !column.hidden);
-    place.replaceChildren(table(visible, state.shown, { class: "tall", sorted: state.sorted, descending: state.descending,
+    place.replaceChildren(table(visible, state.shown, { class: "tall", hint: "Untick others under Columns to see them.", sorted: state.sorted, descending: state.descending,
       onsort: (column, descending) => { Object.assign(state, { sorted: column, descending }); state.keep(); }, attributes: (row) => ({ class: row.index === state.baseline ? "baseline" : null }) }));
   }
   redraw.push(fill);

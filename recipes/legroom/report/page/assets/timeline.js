@@ -1,6 +1,9 @@
 /* The memory over one step: curves by part, what is alive at a moment, the treemap by module. */
 "use strict";
 const MOST_POINTS = 1200;  // that a curve draws; the rest appears on zooming in
+const MOST_LINES_OF_PHASES = 2;  // more would lie over the curves
+const LEAST_PHASE = 8;  // a phase has a name from so many pixels on
+const LEFT = 64, RIGHT = 22;  // beside the curves, in pixels
 
 /** The timeline of a record's step file, with a curve for each part: bytes at every moment. */
 class Timeline {
@@ -96,12 +99,27 @@ function memoryOverTheStep(timeline, capacity, note) {
     onclick: () => show(moment()) }, text);
   const what = h("p", { class: "quiet", id: "event", "aria-live": "polite" });
   const together = h("input", { type: "checkbox", checked: true, onchange: () => tree.draw() });
-  let moment = timeline.peak, range = [0, timeline.moments - 1], drawn = null, tree = null;
+  let moment = timeline.peak, range = [0, timeline.moments - 1], drawn = null, tree = null, palette = null;
 
-  function options(colours) {
+  /** The phases in the range that is drawn: {first, name, last, line}; a name that would cover another stands a line below. */
+  function phasesDrawn() {
+    const plot = place.clientWidth - LEFT - RIGHT, ends = [], [from, to] = range;
+    const at = (moment) => Math.max(0, ((moment - from) / Math.max(1, to - from)) * plot);
+    return timeline.phases.map(([first, name], i) => {
+      const last = i + 1 < timeline.phases.length ? timeline.phases[i + 1][0] : timeline.moments - 1;
+      const seen = ((Math.min(last, to) - Math.max(first, from)) / Math.max(1, to - from)) * plot;
+      if (seen < LEAST_PHASE) return { first, name: "", last, line: 0 };  // as what is done between two micro-batches
+      const width = 7 * name.length + 12, right = at(first) + width > plot, x = right ? plot - width : at(first);
+      let line = ends.findIndex((end) => end <= x);
+      if (line < 0) line = ends.length;
+      if (line >= MOST_LINES_OF_PHASES) return { first, name: "", last, line: 0 };
+      ends[line] = x + width;
+      return { first, name, last, line, right };
+    });
+  }
+  function marks(colours) {
     const top = timeline.total[timeline.peak], near = capacity && capacity < 1.6 * top;
-    const series = areas(timeline, ...range);
-    series.push({ id: "marks", type: "line", data: [], silent: true,
+    return { id: "marks", type: "line", data: [], silent: true,
       markLine: { symbol: "none", animation: false, data: [
         { xAxis: moment, lineStyle: { color: colours.text, width: 1.5, type: "solid" },
           label: { formatter: bytes(timeline.total[moment]), color: colours.text, fontWeight: "bold", position: "end" } },
@@ -109,11 +127,17 @@ function memoryOverTheStep(timeline, capacity, note) {
           label: { formatter: "room for tensors: " + bytes(capacity), color: colours.bad, position: "insideEndTop", fontWeight: "bold",
             backgroundColor: colours.card, borderRadius: 4, padding: [2, 6] } }] : []),
       ] },
-      markArea: { silent: true, data: timeline.phases.map(([first, name], i) => [
-        { xAxis: first, name, itemStyle: { color: i % 2 ? colours.soft : "transparent" }, label: { position: "insideTopLeft", color: colours.quiet, fontSize: 12, padding: [place.clientWidth < 600 ? 14 * (i % 2) : 0, 0, 0, 0] } },
-        { xAxis: i + 1 < timeline.phases.length ? timeline.phases[i + 1][0] : timeline.moments - 1 }]) } });
+      markArea: { silent: true, data: phasesDrawn().map(({ first, name, last, line, right }, i) => [
+        { xAxis: first, name, itemStyle: { color: i % 2 ? colours.soft : "transparent" },
+          label: { position: right ? "insideTopRight" : "insideTopLeft", color: colours.quiet, fontSize: 12, padding: [15 * line, 0, 0, 0] } },
+        { xAxis: last }]) } };
+  }
+  function options(colours) {
+    const top = timeline.total[timeline.peak], near = capacity && capacity < 1.6 * top;
+    palette = colours;
+    const series = [...areas(timeline, ...range), marks(colours)];
     return base(colours, {
-      grid: { left: 64, right: 22, top: 34, bottom: 72 },
+      grid: { left: LEFT, right: RIGHT, top: 34, bottom: 72 },
       xAxis: axis(colours, { type: "value", min: 0, max: timeline.moments - 1, splitLine: { show: false },
         name: "allocations and frees, in order" }),
       yAxis: byteAxis(colours, 1.15 * Math.max(top, near ? capacity : 0)),
@@ -155,13 +179,14 @@ function memoryOverTheStep(timeline, capacity, note) {
     drawn.made.on("datazoom", () => {
       const zoom = drawn.made.getOption().dataZoom[0];
       range = [zoom.startValue, zoom.endValue];
-      drawn.made.setOption({ series: areas(timeline, ...range) });
+      drawn.made.setOption({ series: [...areas(timeline, ...range), marks(palette)] });
     });
     drawn.made.getZr().on("click", (event) => {
       if (drawn.made.containPixel("grid", [event.offsetX, event.offsetY])) {
         show(Math.round(drawn.made.convertFromPixel({ xAxisIndex: 0 }, event.offsetX)));
       }
     });
+    addEventListener("resize", () => drawn.draw());  // the names of phases stand anew
     tree = treemap(map, () => [timeline, moment, together.checked]);
     show(moment);
   } };
@@ -186,8 +211,8 @@ function aliveTable(timeline, moment) {
       text: (row) => [h("i", { class: "swatch", style: `background:${row.part.colour}` }), row.name].map((e) => e) },
     { name: "memory", number: true, key: (row) => row.bytes, text: (row) => bytes(row.bytes) },
     { name: "share", number: true, key: (row) => row.bytes, text: (row) => percent(row.bytes / whole) },
-    { name: "part", key: (row) => row.part.name },
-    { name: "tensors", number: true, key: (row) => row.count },
+    { name: "part", key: (row) => row.part.name, spare: 1 },  // the swatch has its colour
+    { name: "tensors", number: true, key: (row) => row.count, spare: 2 },
   ];
   return table(columns, listed, { class: "tall", sorted: columns[1] });
 }
