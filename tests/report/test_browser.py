@@ -264,7 +264,8 @@ def test_no_name_of_a_phase_lies_over_another(opened, tmp_path):
         boxes = page.evaluate(
             """legroom.charts.find((one) => one.place.id === "timeline").made.getZr().storage.getDisplayList()
               .filter((shape) => ["forward", "backward", "step"].includes(shape.style && shape.style.text))
-              .map((shape) => { const box = shape.getBoundingRect().clone(); if (shape.transform) box.applyTransform(shape.transform);
+              .map((shape) => { const box = shape.getBoundingRect().clone();
+                if (shape.transform) box.applyTransform(shape.transform);
                 return [box.x, box.x + box.width, box.y, box.y + box.height]; })"""
         )
         assert len(boxes) > 3
