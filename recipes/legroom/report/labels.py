@@ -16,6 +16,7 @@ REPEATS = ("train.seed=", "measure.repeat", "hydra.")  # what may differ between
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 VERSIONS = (*PACKAGES, "git_revision")
 MEMORY_LIMIT = "launch.memory_limit_gib"
+_JSON = json.JSONEncoder(sort_keys=True)  # json.dumps would make one for each value of each record
 
 
 def facts(record: Record) -> dict[str, str]:
@@ -71,7 +72,7 @@ def _text(value: Any) -> str:
     """A value as it is typed on the command line, for a terminal and a table."""
     if isinstance(value, str):
         return printable(value)
-    return printable(json.dumps(value, sort_keys=True))
+    return printable(_JSON.encode(value))
 
 
 def _experiment(record: Record) -> str:
