@@ -60,6 +60,8 @@ def test_sweep_runs_missing_jobs_only(command, fault, tmp_path):
     }
     assert changed == {2, 3}
     assert ended.out.count("(done before)") == 3
+    names = {path.parent.name.partition("-")[2] for path in first}
+    assert names == {f"seed_{seed}" for seed in range(5)}, "what tells a job from the others"
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from legroom.compat import submitit_private
 from legroom.jobs import failures, launch, post_mortem
 from legroom.machine import host, interpreter
 from legroom.ranks.rank_info import current_rank
-from legroom.records import record_file
+from legroom.records import record_file, run_folder
 
 if TYPE_CHECKING:
     from submitit import Job as SubmititJob
@@ -187,7 +187,9 @@ class Followed:
         if status == "oom":
             status, error = failures.out_of_memory(host.configuration(outcome.config), "load", "OutOfMemory", message)
             message, hint = error.message, error.hint
-        outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, message, hint)
+        outcome = post_mortem.write_post_mortem(
+            launch.Job(outcome, run_folder.of_job(folder, note["key"])), status, message, hint
+        )
         line = sweeps.job_line(outcome, self.number + 1, label)
         sweep.note(folder, self.number, note["key"], outcome.status, [line])
 

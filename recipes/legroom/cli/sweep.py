@@ -1,8 +1,8 @@
 """A sweep's state: the notes of its jobs, the records of earlier runs, and the fork server for its workers.
 
-A job's folder is named after its `config_key`: a second sweep into the same folder adds to the first, and the same
-sweep runs only the jobs that are missing or have no final record. The jobs of a command are noted in files, because
-launchers may run them in other processes.
+The name of a job's folder begins with its `config_key`, and the key alone finds it: a second sweep into the same folder
+adds to the first, and the same sweep runs only the jobs that are missing or have no final record. The jobs of a command
+are noted in files, because launchers may run them in other processes.
 """
 
 import atexit
@@ -29,7 +29,7 @@ from legroom.compat import hydra_private
 from legroom.jobs import fork_client
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.ranks import rank_info
-from legroom.records import checkpoint_files, record, record_file
+from legroom.records import checkpoint_files, record, record_file, run_folder
 from legroom.records.printable import printable
 from legroom.records.record import Record, shown_status
 from legroom.report import predicted
@@ -163,7 +163,7 @@ def own_record(folder: Path) -> tuple[record.Record | None, str]:
         return None, ""
     except (OSError, ValueError) as error:
         return None, f"it cannot be used: {error}"
-    if outcome.config_key != folder.name:
+    if outcome.config_key != run_folder.key_in_name(folder):
         return None, f"it is that of another job, {outcome.config_key}."
     return outcome, ""
 
@@ -174,10 +174,11 @@ def clear(folder: Path, resume: bool = False) -> None:
     A folder with checkpoints is left as it is if the job was ended from outside or its record is damaged, and with
     `resume` in any case: the new run resumes from them.
     """
+    own_key = run_folder.key_in_name(folder)
     with contextlib.suppress(OSError):
         try:
             before = record_file.read(folder)
-            resume = resume or (before.status in FROM_OUTSIDE and before.config_key == folder.name)
+            resume = resume or (before.status in FROM_OUTSIDE and before.config_key == own_key)
         except ValueError:
             resume = True
     if resume and checkpoint_files.in_run(folder):

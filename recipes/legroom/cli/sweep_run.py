@@ -1,5 +1,6 @@
 """The jobs of a sweep, and its end: the report, the tracker's line and the exit code."""
 
+import functools
 import os
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from legroom.errors import Refusal
 from legroom.jobs import post_mortem, run_lock
 from legroom.options import compose, hydra_errors, objective, resume, save
 from legroom.ranks import rank_info
-from legroom.records import checkpoint_files
+from legroom.records import checkpoint_files, run_folder
 from legroom.records.record import Record
 from legroom.report import report, screen_table
 from legroom.tracking import trackers
@@ -46,9 +47,9 @@ class JobOfSweep:
     def record(self) -> Record:
         return self.job.record
 
-    @property
+    @functools.cached_property
     def job_folder(self) -> Path:
-        return self.folder / self.record.config_key
+        return run_folder.of_job(self.folder, self.record.config_key, self.label)
 
     @property
     def is_parallel(self) -> bool:
@@ -224,8 +225,11 @@ def _report(sweep: sweeps.Sweep, folder: Path, jobs: list[dict[str, Any]]) -> li
     names = ",".join(path.name for path in files)
     console.say(f"Table, picture and page: {folder}{os.sep}{{{names}}}")
     records = []
+    folders = {run_folder.key_in_name(path): path for path in folder.iterdir() if path.is_dir()}
     for job in jobs:
-        record, _ = sweeps.own_record(folder / job["key"])
+        if job["key"] not in folders:
+            continue
+        record, _ = sweeps.own_record(folders[job["key"]])
         if record is not None:
             records.append(record)
     if _saves_no_model(sweep, records):
@@ -250,7 +254,7 @@ def _say_missing(folder: Path, jobs: list[dict[str, Any]], statuses: list[str]) 
     without_result = [job for job in jobs if job["status"] not in sweeps.SUCCESS]
     for job in without_result:
         if job["status"] != "refused":  # their reasons stand under the table
-            console.say(f"{job['status']}: {folder / job['key']}")
+            console.say(f"{job['status']}: {run_folder.of_job(folder, job['key'])}")
     was_ended = "interrupted" in statuses or "preempted" in statuses
     if was_ended or any(job["status"] not in sweeps.FINAL for job in without_result):
         console.say(f"The same command with hydra.sweep.dir={folder} runs what is missing.")

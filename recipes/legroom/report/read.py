@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from legroom.errors import Refusal
-from legroom.records import record_file
+from legroom.records import record_file, run_folder
 from legroom.records.printable import printable
 from legroom.records.record import Record
 
@@ -17,7 +17,7 @@ CONFIG_KEY = re.compile("[0-9a-f]{12}")
 def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record, Path]], list[str]]:
     """Every record in and below the folders, once each, with its folder, and a warning for each file left out.
 
-    Left out are files that are not a valid record, copies of a record, and a record in a folder that is named after
+    Left out are files that are not a valid record, copies of a record, and a record in a folder whose name begins with
     another job's config_key. Raises Refusal for a folder that does not exist.
     """
     records: list[tuple[Record, Path]] = []
@@ -55,8 +55,9 @@ def _record_files(folder: Path) -> list[Path]:
 
 
 def _misplaced(record: Record, folder: Path) -> str | None:
-    """Why a record is not that of its folder, or None. A job's folder in a sweep is named after its config_key."""
-    if CONFIG_KEY.fullmatch(folder.name) and record.config_key != folder.name:
+    """Why a record is not that of its folder, or None. The name of a job's folder begins with its config_key."""
+    key = run_folder.key_in_name(folder)
+    if CONFIG_KEY.fullmatch(key) and record.config_key != key:
         return f"it is the record of another job, {record.config_key}, copied into this folder."
     return None
 
