@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from legroom.cli import brief
-from legroom.foresight import run_parts, whole_run
+from legroom.foresight import run_parts, step_fit
 from legroom.records import record_file
 from legroom.report import predicted as predicted_texts
 
@@ -84,15 +84,15 @@ def test_seconds_of_steps_follow_a_sum_of_passes_positions_and_squares():
     lengths = chance.integers(20, 2000, (50, 4)).astype(float)
     work = numpy.stack([numpy.full(50, 4.0), 8 * lengths.sum(1), 8 * (lengths**2).sum(1)], axis=1)
     seconds = work @ numpy.array([2e-3, 3e-6, 1e-9])
-    assert whole_run.seconds_of(work, work[:8], seconds[:8]) == pytest.approx(seconds, rel=1e-3)
+    assert step_fit.seconds_of(work, work[:8], seconds[:8]) == pytest.approx(seconds, rel=1e-3)
     alike = numpy.array([[2.0, 1024.0, 2.0**19]])
-    assert whole_run.seconds_of(alike / 2, alike, numpy.array([0.3])) == pytest.approx([0.15])
+    assert step_fit.seconds_of(alike / 2, alike, numpy.array([0.3])) == pytest.approx([0.15])
 
 
 def test_no_part_of_a_time_is_negative():
     """A step that waits for the host takes as long on shorter rows: no shorter row has a negative time."""
     work = numpy.array([[1.0, 100.0, 1e4], [1.0, 200.0, 4e4], [1.0, 400.0, 16e4]])
-    seconds = whole_run.seconds_of(numpy.array([[1.0, 1.0, 1.0]]), work, numpy.array([1.0, 1.0, 1.4]))
+    seconds = step_fit.seconds_of(numpy.array([[1.0, 1.0, 1.0]]), work, numpy.array([1.0, 1.0, 1.4]))
     assert seconds[0] > 0
 
 

@@ -13,6 +13,7 @@ from legroom import invocation, paths
 from legroom.cli import console
 from legroom.config import Config
 from legroom.errors import Refusal
+from legroom.foresight import instant
 from legroom.jobs import fork_client, launch, post_mortem, run_lock, supervise
 from legroom.levers.parallelism import rules as parallelism
 from legroom.options import compose, hydra_errors, resume, validate
@@ -194,7 +195,10 @@ def run_in(
     with display:
         for line in outcome.warnings:
             display.warn(line)
-        outcome = supervise.run(launch.Job(outcome, folder, current_rank()), display.on_message, source)
+        if group is None and cfg.predicts and instant.answer(cfg, outcome):
+            record_file.write(outcome, folder)
+        else:
+            outcome = supervise.run(launch.Job(outcome, folder, current_rank()), display.on_message, source)
         sweep = None if group is None else folder.parent
         new_warnings = write_page(outcome, folder, sweep)
         new_warnings += tracker.finish(outcome)

@@ -75,3 +75,4 @@ class Estimate:
     explain: bool = UNSET
     margin: float = fraction()
     hint_seconds: float = at_least(0, identity=())
+    short_run: str | None = key(identity=(RUN,))

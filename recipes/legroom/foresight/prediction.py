@@ -17,7 +17,10 @@ from legroom.machine import gpu_specs
 from legroom.records.record import FITS, STEP, TIGHT, Error, Estimate, Record
 
 LEAST_PADDING = 0.05  # the least share of padding that is named
-NO_CPU_TIME = "no time of a step on a CPU is predicted: train.max_steps=20 without recipe=estimate measures it."
+NO_CPU_TIME = (
+    "no time of a step on a CPU is predicted: train.max_steps=20 without recipe=estimate measures it, and with the "
+    "folder of that run as estimate.short_run= an estimate says how long the whole training takes."
+)
 
 
 def allocator_bytes(cfg: Config) -> int:
@@ -48,7 +51,10 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
             alone = functools.partial(simulated.evaluation.needed_alone, settings)
             evaluation_memory.judge(cfg, outcome, allocator_bytes(cfg), needs, alone)
     else:
-        outcome.warnings.append(NO_CPU_TIME)
+        if simulated.schedule is not None:
+            whole_run.fill_measured(cfg, outcome, simulated.schedule)
+        if cfg.estimate.short_run is None:
+            outcome.warnings.append(NO_CPU_TIME)
     if simulated.kept is not None:
         outside = 0
         if cfg.target.gpu is not None:

@@ -177,12 +177,12 @@ def _simulate(
             if not even:
                 settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
                 first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
+        if draw_lengths:
             longest = data_loader.longest(rows, rows.train, args.train_batch_size * rows.ranks * steps)
             work = [run_schedule.work_of_rows(rows, longest, args.train_batch_size)]
             if first_steps is not None:
                 work += first_steps.work
             schedule = run_schedule.of(cfg, training, work, timed_data.seconds)
-        if draw_lengths:
             evaluated = evaluation_memory.requests(cfg, training, fake, optimizer)
         if evaluated is not None:
             keeps = stored.with_evaluation(keeps, evaluated.events, evaluated.begin)

@@ -4,15 +4,14 @@ The steps and the evaluations are predicted, each by the lengths of its rows; ho
 measured here; the start of the process and the disk are assumed (`run_parts`), and the record says so.
 """
 
-import itertools
-
 import numpy
 
 from legroom.config import Config
 from legroom.estimator.speed.roofline import Prediction
-from legroom.foresight import run_parts
+from legroom.foresight import run_parts, short_run
 from legroom.foresight.run_parts import ASSUMED, MEASURED, PREDICTED, Part, Seconds
 from legroom.foresight.run_schedule import RunSchedule
+from legroom.foresight.step_fit import seconds_of
 from legroom.records.record import Record
 
 PREPARED_ELSEWHERE = (0.5, 1.0, 2.0)  # the time that rows take elsewhere, over that on this machine
@@ -34,6 +33,9 @@ def fill(
     outcome.lengths = schedule.lengths
     if not is_known(cfg, outcome):
         return
+    if cfg.estimate.short_run is not None:
+        _enter(cfg, outcome, schedule, short_run.parts(cfg, schedule))
+        return
     parts = [
         run_parts.start(),
         _data(schedule),
@@ -46,9 +48,23 @@ def fill(
     if cfg.measure.ledger:
         longest = (steps[0].low_seconds, steps[0].step_seconds, steps[0].high_seconds)
         parts.append(Part("counting memory", 1, _times(LEDGER, longest), ASSUMED))
-    outcome.whole_run = run_parts.sum_of(parts, schedule.steps, gpus(cfg), cfg.gpu.price_per_hour)
-    outcome.whole_run.epochs = schedule.epochs
-    outcome.whole_run.rows = schedule.rows
+    _enter(cfg, outcome, schedule, parts)
+
+
+def fill_measured(cfg: Config, outcome: Record, schedule: RunSchedule) -> None:
+    """Enter the whole run into the record of a device whose steps are not predicted, by the times of a short run."""
+    outcome.lengths = schedule.lengths
+    if cfg.estimate.short_run is not None and is_known(cfg, outcome):
+        _enter(cfg, outcome, schedule, short_run.parts(cfg, schedule))
+
+
+def _enter(cfg: Config, outcome: Record, schedule: RunSchedule, parts: list[Part]) -> None:
+    """Enter the sum of the parts."""
+    run = run_parts.sum_of(parts, schedule.steps, gpus(cfg), cfg.gpu.price_per_hour)
+    run.epochs, run.rows = schedule.epochs, schedule.rows
+    outcome.whole_run = run
+    if cfg.estimate.short_run is not None:
+        outcome.warnings += short_run.unmeasured(cfg, schedule, parts)
 
 
 def is_known(cfg: Config, outcome: Record) -> bool:
@@ -92,37 +108,6 @@ def _steps(schedule: RunSchedule, predictions: list[Prediction]) -> Part:
     of_steps = seconds_of(schedule.work, schedule.simulated, numpy.array(middle))
     seconds = float(of_steps.mean()) * schedule.steps
     return Part("steps", schedule.steps, (low * seconds, seconds, high * seconds), PREDICTED)
-
-
-def seconds_of(work: numpy.ndarray, simulated: numpy.ndarray, seconds: numpy.ndarray) -> numpy.ndarray:
-    """(S,): the seconds of steps, from those of a few.
-
-    work: (S, 3), of the steps. simulated: (D, 3), of those with known seconds, (D,). The seconds are taken to be a sum
-    of a part for each micro-batch, one for each position and one for each square of a row's length, none of them
-    negative, with the least sum of squared relative errors.
-    """
-    best = numpy.zeros(3)
-    least = numpy.inf
-    for chosen in _subsets(simulated):
-        columns = simulated[:, chosen] / seconds[:, None]
-        factors, *_ = numpy.linalg.lstsq(columns, numpy.ones(len(seconds)), rcond=None)
-        error = float(((columns @ factors - 1) ** 2).sum())
-        if (factors < 0).any() or error >= least - 1e-12:
-            continue
-        least, best = error, numpy.zeros(3)
-        best[chosen] = factors
-    return work @ best
-
-
-def _subsets(simulated: numpy.ndarray) -> list[list[int]]:
-    """Columns of the work, in the order in which they are tried: as few as possible, and no more than steps of
-    different work. The positions come first: of steps that are all alike they tell what a shorter one takes."""
-    different = len(numpy.unique(simulated, axis=0))
-    subsets = []
-    for count in range(1, min(3, different) + 1):
-        for columns in itertools.combinations((1, 0, 2), count):
-            subsets.append(list(columns))
-    return subsets
 
 
 def _evaluations(schedule: RunSchedule, simulated: numpy.ndarray, predicted: Prediction) -> Part:

@@ -168,6 +168,7 @@ class TrainingRun:
         self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start, known)
         self.generated_before = self._generated()
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
+        self.load_seconds = time.perf_counter() - self.progress.began
         transformers.set_seed(cfg.train.seed)  # both recipes draw the same random numbers from here on
         try:
             args, data = self.training.args, self.training.data
@@ -223,6 +224,7 @@ class TrainingRun:
         self.record.training, self.record.speed = self.step_log.training(), self.step_log.speed()
         if self.between.stopped_early:
             self.record.training.planned_steps = self.loop.total_steps
+        self.record.speed.load_seconds = self.load_seconds
         self.record.speed.save_seconds = self.saver.seconds or None
         memory.host_peak_rss_bytes = device_memory.host_peak_rss_bytes()
         if self.cfg.target.on_gpu:
@@ -246,7 +248,9 @@ class TrainingRun:
                 self.progress.warn("no model is saved: its weights are not numbers.")
             elif cfg.save.final:
                 self.progress.enter("save", "saving")
+                began = time.perf_counter()
                 saver.save_final(cfg, self.loop, data, self.folder, self.progress.warn)
+                self.record.speed.model_save_seconds = time.perf_counter() - began
             if evaluates:
                 self._evaluate(best_step)
         except stop_request.StopNow:

@@ -3,15 +3,15 @@
 from collections.abc import Collection
 
 from legroom.config import Config
-from legroom.options import hooks
+from legroom.options import hooks, short_run
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """Typed keys that only an estimate reads."""
+    """Typed keys that only an estimate reads, and a short run that is none."""
     if cfg.predicts:
-        return []
+        return short_run.problems(cfg)
     lines = []
-    for key in ("estimate.explain", "estimate.hint_seconds"):
+    for key in ("estimate.explain", "estimate.hint_seconds", "estimate.short_run"):
         if key in given:
             lines.append(f"{key} belongs to recipe=estimate. Leave it out, or add recipe=estimate.")
     if "estimate.margin" in given and cfg.accumulation.kind != "auto":

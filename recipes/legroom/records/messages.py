@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from legroom.records.record import Error, Record
 
@@ -101,13 +101,14 @@ class Progress:
     """What a job is doing: sent to the supervisor, and kept for the record of a failure.
 
     send: sends a message to the supervisor; does nothing on ranks other than 0.
-    record: the job's record, which collects the warnings.
+    record: the job's record, which collects the warnings. began: when this process began, by time.perf_counter().
     """
 
     send: Callable[[Message], None]
     record: Record
     phase: str = "load"
     advanced: float = 0.0  # when `advance` last sent a message
+    began: float = field(default_factory=time.perf_counter)
 
     def enter(self, phase: str, name: str, total: int = 0, step: int = 0) -> None:
         """Enter a phase; see `PhaseStarted`."""

@@ -20,7 +20,8 @@ NOT_COUNTED = (
     "from a checkpoint."
 )
 SCHEMA_VERSION = 1
-STEP, EVALUATION, HOST = "step", "evaluation", "host"  # what a verdict may be decided by
+# What a verdict may be decided by; the weights where they alone exceed the device, and nothing was simulated.
+STEP, EVALUATION, HOST, WEIGHTS = "step", "evaluation", "host", "weights"
 STATUSES = ("ok", "oom", "diverged", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
 
 
@@ -89,11 +90,13 @@ class Speed:
     tokens_per_second: float | None = None
     model_flops_per_step: int | None = None
     mfu: float | None = None  # model FLOPs utilization: a share of the device's dense peak
+    load_seconds: float | None = None  # from the start of the job's process until it trains
     train_seconds: float | None = None
     waiting_seconds_per_rank: list[float] = field(default_factory=list)  # per step, for other ranks, as DDP logs it
     data_wait_share: float | None = None  # of their time, 0 to 1: for batches, on the host; the longest of the ranks
     evaluation_seconds: float | None = None  # part of train_seconds: evaluations between steps
     save_seconds: float | None = None  # of checkpoints; part of train_seconds but for those behind the last step
+    model_save_seconds: float | None = None  # of the trained model, behind the training
     compile_seconds: float | None = None  # part of train_seconds: torch.compile's own work, if it has any
     ledger_seconds: float | None = None  # the extra step that counts memory; in no other figure
     # recipe=estimate: between these two lie nine of ten steps
@@ -163,7 +166,7 @@ class Estimate:
     lacking_bytes: int | None = None  # what the worst order lacks of a GPU with just what the longest rows need
     evaluation_reserved_bytes: int | None = None  # reserved once the evaluation is over
     evaluation_margin_bytes: int | None = None  # device memory that stays free in the evaluation; negative: missing
-    decided_by: str | None = None  # the phase whose margin_bytes these are and that lacks room; host: its memory does
+    decided_by: str | None = None  # the phase whose margin_bytes these are; host: its memory lacks; weights: they alone
     first_lacking: str | None = None  # the first phase that lacks room, on the device or else on the host
     host_margin_bytes: int | None = None  # of a machine's memory that stays free; negative: how much is missing
     limit_bytes: int | None = None  # of the capacity, where launch.memory_limit_gib or PYTORCH_ALLOC_CONF allows fewer

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from legroom import units
-from legroom.records.record import EVALUATION, HOST, STEP, Estimate, Lengths, Record, WholeRun
+from legroom.records.record import EVALUATION, HOST, STEP, WEIGHTS, Estimate, Lengths, Record, WholeRun
 from legroom.units import two_digits
 
 MILLION = 1e6
@@ -163,6 +163,8 @@ def margin_text(record: Record) -> str:
     evaluation = evaluation_name(record)
     if estimate.decided_by == EVALUATION:
         return f"{text} in {evaluation}"
+    if estimate.decided_by == WEIGHTS:
+        return f"{text} for the weights alone"
     if estimate.decided_by not in (None, STEP):
         return f"{text} in {phase_name(estimate.decided_by)}"
     step_lacks = estimate.decided_by == STEP and estimate.margin_bytes < 0
@@ -215,6 +217,8 @@ def _capacity(record: Record, estimate: Estimate) -> str:
 def needed_text(record: Record) -> str:
     """How much of the device the training step needs, and how much the evaluation if that is more."""
     used = record.memory.device_used_bytes
+    if record.estimate is not None and record.estimate.decided_by == WEIGHTS:
+        return f"more than {units.size(used or 0)} of the GPU"
     evaluation = evaluation_bytes(record)
     if evaluation is not None and evaluation > (used or 0):
         return f"{units.size(evaluation)} of the GPU in {evaluation_name(record)}, {units.size(used or 0)} in a step"

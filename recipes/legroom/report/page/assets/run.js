@@ -108,7 +108,7 @@ function verdict(record, said) {
   const where = memory.peak_phase === "step" ? "in the optimizer's step" : `in the ${memory.peak_phase} pass`;
   return h("section", { class: "card verdict " + ({ fits: "good", tight: "tight" }[verdict] || "bad"), id: "verdict" },
     h("div", { class: "headline" }, headline),
-    h("p", {}, `Needed: ${said.needed}. ${device} has ${bytes(estimate.capacity_bytes)}${limit ? `, of which a limit (launch.memory_limit_gib or PYTORCH_ALLOC_CONF) allows ${bytes(limit)}` : ""}. The peak of the training step is ${where}.` +
+    h("p", {}, `Needed: ${said.needed}. ${device} has ${bytes(estimate.capacity_bytes)}${limit ? `, of which a limit (launch.memory_limit_gib or PYTORCH_ALLOC_CONF) allows ${bytes(limit)}` : ""}. ${memory.peak_phase ? `The peak of the training step is ${where}.` : "Nothing was simulated: a multiplication says it."}` +
       (verdict === "tight" ? ` An estimate can be off by more than what stays free: ${bytes(estimate.kept_bytes)} would make sure.` : "")),
     partsBar(record, whole, limit ? "the limit" : "the GPU"),
     record.error && record.error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint)) : "",
