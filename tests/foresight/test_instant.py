@@ -61,6 +61,11 @@ def test_what_may_fit_or_is_asked_for_in_full_is_simulated(more):
     assert not is_answered and outcome.estimate is None
 
 
+def test_the_sizes_of_a_known_hub_id_suffice():
+    is_answered, outcome = answered("model.pretrained=meta-llama/Llama-3.1-70B-Instruct", "precision=bf16_pure")
+    assert is_answered and outcome.estimate.margin_bytes < -(100 * 2**30)
+
+
 def test_the_advice_is_a_multiplication_too():
     is_answered, outcome = answered("model=llama2_13b", "precision=bf16_pure", "adapter=lora")
     assert is_answered and "adapter=qlora" in outcome.error.hint

@@ -8,19 +8,18 @@ fit is never refused.
 import math
 from typing import Any
 
-from legroom import units, yaml_table
+from legroom import paths, units, yaml_table
 from legroom.config import Config
 from legroom.config.menus import Model, Parallelism
 from legroom.estimator import room
 from legroom.machine import gpu_specs
 from legroom.options import gpu as gpu_options
-from legroom.options import known_models, task
-from legroom.paths import CONF
+from legroom.options import model_names, task
 from legroom.records.record import DOES_NOT_FIT, WEIGHTS, Error, Estimate, Record
 
 # Families whose feed-forward layers are two matrices; those of all others have a third, the gate.
-TWO_MATRICES = ("bert", "roberta", "distilbert", "gpt2")
-OTHER_ATTENTION = ("deepseek_v2",)  # families whose attention has other matrices, which are left out here
+TWO_MATRICES = ("bert", "roberta", "xlm-roberta", "distilbert", "gpt2", "gpt_neox", "starcoder2")
+OTHER_ATTENTION = ("deepseek_v2", "deepseek_v3")  # families whose attention has other matrices, which are left out here
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ADAM_BYTES = 8  # two states in fp32
 FILLED = 0.8  # of a card's room, by weights, gradients and states, beside what a step needs for its activations
@@ -69,11 +68,13 @@ def _sizes(cfg: Config) -> Model | None:
     """The sizes of the model; None where they are not known without reading its configuration."""
     if not cfg.model.pretrained:
         return cfg.model
-    for option, (_, hub_id) in known_models.known().items():
-        if hub_id == cfg.model.pretrained:
-            values: dict[str, Any] = yaml_table.read(CONF / "model" / f"{option}.yaml")
-            return Model(**{key: value for key, value in values.items() if key in Model.__dataclass_fields__})
-    return None
+    option = None
+    if not paths.expanded(cfg.model.pretrained).exists() and model_names.hub_id(cfg.model.pretrained):
+        option = model_names.option(cfg.model.pretrained)
+    if option is None:
+        return None
+    values: dict[str, Any] = yaml_table.read(paths.CONF / "model" / f"{option}.yaml")
+    return Model(**{key: values.get(key) for key in Model.__dataclass_fields__})
 
 
 def least_parameters(cfg: Config) -> int:
