@@ -173,10 +173,9 @@ def _simulate(
         of_mode = functools.partial(_tally_of_mode, cfg, loop)
         tally = of_mode(trace.step_tally(steps if split is None else len(trace.passes)), steps)
         first_steps = drawn = evaluated = schedule = None
-        if gpu is not None and draw_lengths:
-            if not even:
-                settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
-                first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
+        if gpu is not None and draw_lengths and not even:
+            settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
+            first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
         if draw_lengths:
             longest = data_loader.longest(rows, rows.train, args.train_batch_size * rows.ranks * steps)
             work = [run_schedule.work_of_rows(rows, longest, args.train_batch_size)]
