@@ -73,7 +73,10 @@ def test_where_the_host_makes_the_step_the_simplest_comes_first(advised, predict
     words = [*WORDS, *words.split(), "parallelism.num_processes=2", "loss=chunked", "model.attention=sdpa"]
     least = predicted(*words, "checkpointing=full").memory.peak_reserved_bytes
     _, (found,), hint = advised(*words, limited(least, 1.06))
-    assert found.changes[0] in ("checkpointing=full", "checkpointing=selective") and len(found.changes) == 1
+    assert (
+        found.changes[0] in ("checkpointing=full", "checkpointing=selective", "checkpointing=selective_half")
+        and len(found.changes) == 1
+    )
     assert f"Tried: {found} fits, and computes the same." in hint
 
 

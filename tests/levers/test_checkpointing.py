@@ -45,9 +45,11 @@ def kept(train):
     return kept
 
 
-@pytest.mark.slow_for("bert_tiny-selective-trainer", "gpt2_tiny-selective-trainer", "llama_tiny-selective-trainer")
+@pytest.mark.slow_for(
+    *(f"{model}_tiny-{name}-trainer" for model in ("bert", "gpt2", "llama") for name in ("selective", "selective_half"))
+)
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
-@pytest.mark.parametrize("name", ["selective", "offload"])
+@pytest.mark.parametrize("name", ["selective", "selective_half", "offload"])
 @pytest.mark.parametrize("model", ["llama_tiny", "bert_tiny", "gpt2_tiny"])
 def test_both_recipes_lose_the_same_with_dropout(train, kept, recipe, name, model):
     words = [f"model={model}", "model.dropout=0.1"]
@@ -111,6 +113,7 @@ def test_what_is_kept_and_what_is_computed_again(model):
     told = {
         "none": ["checkpointing=none"],
         "selective": ["checkpointing=selective"],
+        "every second product": ["checkpointing=selective_half"],
         "full": ["checkpointing=full"],
         "half selective": ["checkpointing=selective", every],
         "half full": ["checkpointing=full", every],
@@ -120,10 +123,14 @@ def test_what_is_kept_and_what_is_computed_again(model):
         parts[name], products[name] = counted(f"model={model}", *words)
     bytes_of = {name: each["activations_bytes"] for name, each in parts.items()}
     assert bytes_of["none"] > 1.2 * bytes_of["selective"] > 1.5 * bytes_of["full"]
+    assert bytes_of["selective"] > bytes_of["every second product"] > 1.1 * bytes_of["full"]
     assert bytes_of["none"] > 1.1 * bytes_of["half selective"] > 1.2 * bytes_of["selective"]
     assert bytes_of["none"] > 1.1 * bytes_of["half full"] > 1.2 * bytes_of["full"]
     assert products["selective"] == products["half selective"] == products["none"]
+    second = products["every second product"]
     again = products["full"]["products"] - products["none"]["products"]
+    assert 0.3 * again < second["products"] - products["none"]["products"] <= again / 2
+    assert second["attention"] == products["none"]["attention"], "attention is kept"
     assert again > 0 and products["half full"]["products"] - products["none"]["products"] == again / 2
     assert products["full"]["attention"] == products["none"]["attention"] + LAYERS
     assert len({each["flops"] for each in parts.values()}) == 1, "model FLOPs do not count a recomputation"
@@ -173,13 +180,13 @@ def test_offload_keeps_nothing_of_a_layer_but_a_copy_of_its_hidden_states(monkey
 def test_a_gpu_keeps_what_the_option_says():
     told = ["recipe=estimate", "gpu=a100_40gb", "model=llama_tiny", "model.layers=4", "precision=bf16_pure"]
     found, copied = {}, {}
-    for name in ("none", "selective", "full", "offload"):
+    for name in ("none", "selective", "selective_half", "full", "offload"):
         cfg, _, problems = compose(*told, "batch.per_device=4", "data.seq_len=64", f"checkpointing={name}")
         assert not problems, problems
         simulated = simulation.simulate_step(cfg, tempfile.mkdtemp())
         found[name] = simulated.parts["largest_bytes"]["activations"]
         copied[name] = links.host_copies_seconds(simulated.tally, cfg.gpu)
-    assert found["none"] > found["selective"] > found["full"] > found["offload"]
+    assert found["none"] > found["selective"] > found["selective_half"] > found["full"] > found["offload"]
     inputs = LAYERS * 4 * 64 * cfg.model.width * 2
     assert found["full"] - found["offload"] >= inputs * (LAYERS - 1) / LAYERS
     there_and_back = links.host_copy_seconds(2 * inputs, cfg.gpu)
@@ -218,11 +225,14 @@ def levers(*words: str) -> list[str]:
 def test_the_cheapest_lever_is_named_first_and_none_that_is_used():
     gpu = ["recipe=estimate", "gpu=a100_40gb"]
     hint = advice.untried(compose(*gpu).cfg, "backward")
-    order = [hint.index(f"checkpointing={name}") for name in ("selective", "full", "offload")]
+    order = [hint.index(f"checkpointing={name}") for name in ("selective", "selective_half", "full", "offload")]
     assert order == sorted(order)
     half = levers(*gpu, "checkpointing=full", "checkpointing.every_n_layers=2")
     assert half == ["checkpointing.every_n_layers=1", "checkpointing=offload"]
-    assert levers("device=cpu") == ["checkpointing=selective", "checkpointing=full"]
+    assert levers("device=cpu") == ["checkpointing=selective", "checkpointing=selective_half", "checkpointing=full"]
+    assert levers("device=cpu", "checkpointing=selective_half") == ["checkpointing=full"]
+    of_layers = ["checkpointing=selective", "checkpointing.every_n_products=3"]
+    assert levers("device=cpu", *of_layers) == ["checkpointing=full"]
     assert levers("device=cpu", "compile=true") == ["checkpointing=full"]
 
 

@@ -230,6 +230,7 @@ class Accumulation(Menu):
 class Checkpointing(Menu):
     kind: str = kinds("none", "selective", "full", "offload")
     every_n_layers: int = at_least(1, identity=(RUN, LABEL))
+    every_n_products: int = at_least(1, identity=(RUN, LABEL))
 
 
 @dataclass

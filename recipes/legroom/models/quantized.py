@@ -132,6 +132,8 @@ def finish(model: PreTrainedModel) -> PreTrainedModel:
     """The model with experts that are read as numbers, and layers that train after an evaluation, too: on CPUs with
     AVX512-BF16 bitsandbytes repacks a weight in evaluation mode, and then computes without gradients."""
     quantized_experts.finish_loading(model)
+    if torch.cuda.is_initialized():  # the allocator keeps what weights took before they were quantised
+        torch.cuda.empty_cache()
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  (an attribute, not a module)

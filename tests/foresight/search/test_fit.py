@@ -78,7 +78,7 @@ def test_words_that_mean_nothing_are_refused_before_anything_is_searched(word, s
 def test_only_what_computes_the_same_is_searched_unless_more_is_allowed():
     search = planned("batch.effective=12")
     assert search.values == {
-        "checkpointing": ["full", "none", "selective"],
+        "checkpointing": ["full", "none", "selective", "selective_half"],
         "loss": ["chunked", "standard"],
         "model.attention": ["auto", "eager"],
         "optim": ["adamw", "adamw_fused"],
@@ -118,7 +118,7 @@ def test_what_is_left_open_and_allowed_is_searched():
     assert set(search.values["optim"]) == {"adamw", "adamw_fused", "sgd", "adafactor", "adam8bit", "lion8bit"}
     left = " ".join(line for line in search.left_out if line.startswith("optim="))
     assert all(name in left for name in set(menus.options("optim", [CONF])) - set(search.values["optim"]))
-    assert search.values["checkpointing"] == ["full", "none", "selective"]
+    assert search.values["checkpointing"] == ["full", "none", "selective", "selective_half"]
     assert search.values["adapter"] == ["lora", "none", "qlora"]
     assert search.count() == 5 * 3 * (2 * 2 - 1) * 6 * 3 * 3
     assert "as fit.allow asks for" in present.heading(search)

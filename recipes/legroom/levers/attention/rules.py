@@ -122,7 +122,7 @@ CONFLICTS = (
         "Leave measure.operations out, or choose model.attention=sdpa.",
     ),
     Conflict(
-        "checkpointing=selective",
+        "checkpointing=selective,selective_half",
         "model.attention=flex_attention",
         ", which is no single operation",
         "Choose checkpointing=full, or model.attention=sdpa.",

@@ -1,6 +1,7 @@
 """Activation checkpointing of a transformers model: what is kept of a layer until its backward pass, and where."""
 
 import functools
+from collections import Counter
 from typing import Any
 
 import torch
@@ -31,41 +32,42 @@ class Apply(Behaviour):
             )
 
     def model_on_device(self, model: Any) -> None:
-        enable(model, self.cfg.checkpointing.kind, self.cfg.checkpointing.every_n_layers or 1)
+        chosen = self.cfg.checkpointing
+        enable(model, chosen.kind, chosen.every_n_layers or 1, chosen.every_n_products or 1)
 
 
-def enable(model: Any, kind: str, every_n_layers: int = 1) -> None:
+def enable(model: Any, kind: str, every_n_layers: int = 1, every_n_products: int = 1) -> None:
     """Checkpoint the layers of a model, with or without an adapter around it. A Trainer could not be asked to: its
     arguments are written as JSON, and a function is none.
 
     kind: 'full', 'selective' or 'offload'. every_n_layers: the first layer is checkpointed, and every n-th after it.
+    every_n_products: of a layer's products 'selective' keeps the first, and every n-th after it.
     Raises Refusal if every_n_layers is not 1 and the model does not say which modules are layers.
     """
+    if every_n_layers > 1:
+        _check_layers(model, every_n_layers)
     # Without reentrance it works with every wrapper, and outer saved-tensor hooks see the layers' inputs.
     settings: dict[str, Any] = {"use_reentrant": False}
     if kind == "selective":
-        settings["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+        settings["context_fn"] = functools.partial(_contexts, every_n_products)
     switch_on = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    switch_on(settings)
+    switch_on(settings, every_n_layers=every_n_layers)
     if kind == "offload":
         on_the_host = functools.partial(torch.autograd.graph.saved_tensors_hooks, _to_host, _to_device)
-        transformers_models_private.checkpoint_inside(model, on_the_host)  # the hidden states that a checkpoint keeps
-    if every_n_layers > 1:
-        _only_every(model, every_n_layers)
+        # The hidden states that a checkpoint keeps. transformers' own `offload` copies masks and positions, too, for
+        # each layer anew, and waits for every copy.
+        transformers_models_private.checkpoint_inside(model, on_the_host)
 
 
-def _only_every(model: Any, every_n_layers: int) -> None:
-    """transformers has this as an argument in its newest versions only."""
+def _check_layers(model: Any, every_n_layers: int) -> None:
+    """Raises Refusal for a model of which transformers would checkpoint everything."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
+    if not any(isinstance(module, GradientCheckpointingLayer) for module in model.modules()):
         raise Refusal(
             f"checkpointing.every_n_layers={every_n_layers}: {type(model).__name__} does not say which of its modules "
             "are layers. Type checkpointing.every_n_layers=1."
         )
-    for index, layer in enumerate(layers):
-        layer.gradient_checkpointing = index % every_n_layers == 0
 
 
 # --- selective ---------------------------------------------------------------------------------------
@@ -93,9 +95,22 @@ def _signature(operation: Any) -> tuple[str, int]:
     return torch_private.op_name(operation), dropout_index
 
 
-def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _contexts(every_n_products: int) -> Any:
+    """The contexts of one layer's forward pass and of its recomputation, which count the layer's products alike."""
+    return create_selective_checkpoint_contexts(functools.partial(_policy, every_n_products, Counter()))
+
+
+def _policy(
+    every_n_products: int, products: Counter[bool], context: Any, operation: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    """products: how many there were, in the forward pass (False) and in its recomputation (True)."""
     if not keeps(operation, args, kwargs):
         return CheckpointPolicy.PREFER_RECOMPUTE
+    if _signature(operation)[0] in PRODUCTS:
+        before = products[context.is_recompute]
+        products[context.is_recompute] += 1
+        if before % every_n_products:
+            return CheckpointPolicy.PREFER_RECOMPUTE
     # torch before 2.13 does not show the result, and a ledger then may count it among the other tensors.
     result = getattr(context, "op_output", None)
     for tensor in result if isinstance(result, tuple | list) else (result,):

@@ -5,7 +5,12 @@ from legroom.options import hooks
 from legroom.options.hooks import PASSES, Conflict, Cost, Dimension, Lever
 
 # From little memory saved and little time lost to much of both.
-COSTS = {"selective": Cost.LITTLE_RECOMPUTATION, "full": Cost.RECOMPUTATION, "offload": Cost.HOST_COPIES}
+COSTS = {
+    "selective": Cost.LITTLE_RECOMPUTATION,
+    "selective_half": Cost.LITTLE_RECOMPUTATION,
+    "full": Cost.RECOMPUTATION,
+    "offload": Cost.HOST_COPIES,
+}
 COPIES = "what its copies between GPU and host take differs by machine, from a fifth to nearly all of the link's rate"
 
 
@@ -20,28 +25,43 @@ def warnings(cfg: Config) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """Options that keep less than the chosen one; and all layers, where only some are checkpointed."""
-    kind, every = cfg.checkpointing.kind, cfg.checkpointing.every_n_layers or 1
-    stronger = [option for option in COSTS if COSTS[option] > COSTS.get(kind, Cost.NO_SPEED)]
+    every = cfg.checkpointing.every_n_layers or 1
+    alike = _alike(cfg)
+    options = list(COSTS)
+    stronger = options[options.index(alike) + 1 :] if alike else options
     levers = [
         Lever(f"checkpointing={option}", COSTS[option], (PASSES,))
         for option in stronger
         if not (option == "offload" and not cfg.target.on_gpu)
     ]
-    if every > 1:
-        levers.insert(0, Lever("checkpointing.every_n_layers=1", COSTS[kind], (PASSES,)))
+    if alike and every > 1:
+        levers.insert(0, Lever("checkpointing.every_n_layers=1", COSTS[alike], (PASSES,)))
     return levers
 
 
+def _alike(cfg: Config) -> str | None:
+    """The option of the menu that keeps what the chosen one keeps, by its keys; None for none."""
+    chosen = cfg.checkpointing
+    if chosen.kind == "selective" and (chosen.every_n_products or 1) > 1:
+        return "selective_half"
+    return chosen.kind if chosen.kind in COSTS else None
+
+
 CONFLICTS = (
-    Conflict("checkpointing=selective,offload", "compile=true", "", "Choose checkpointing=full, or leave compile out."),
     Conflict(
-        "checkpointing=selective,offload",
+        "checkpointing=selective,selective_half,offload",
+        "compile=true",
+        "",
+        "Choose checkpointing=full, or leave compile out.",
+    ),
+    Conflict(
+        "checkpointing=selective,selective_half,offload",
         "parallelism.stage=3",
         ", which gathers weights inside the layers",
         "Choose checkpointing=full, or parallelism=fsdp.",
     ),
     Conflict(
-        "checkpointing=selective",
+        "checkpointing=selective,selective_half",
         "parallelism.wrap=size",
         ", which gathers weights inside the layers",
         "Type parallelism.wrap=layer.",

@@ -110,7 +110,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
 CONFLICTS = (
     Conflict("precision=fp8", "parallelism=dp,fsdp,fsdp_tp,zero", " yet", "Choose parallelism=ddp, or precision=bf16."),
     Conflict(
-        "checkpointing=selective",
+        "checkpointing=selective,selective_half",
         "precision=fp8",
         ", whose products are of tensors of its own kind",
         "Choose checkpointing=full.",
