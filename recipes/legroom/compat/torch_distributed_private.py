@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,20 @@ def rebuild_ddp_buckets(ddp: DistributedDataParallel) -> bool:
     DDP does this itself at the beginning of the second forward pass (torch/csrc/distributed/c10d/reducer.cpp).
     """
     return ddp.reducer._rebuild_buckets()
+
+
+def ddp_broadcast_bytes(ddp: DistributedDataParallel) -> list[int]:
+    """Bytes of the flat copies in which DDP's constructor sends the weights and buffers of rank 0 to all, in order.
+
+    Of one type each, and closed by the tensor with which they reach `broadcast_bucket_size`, 250 MiB. One tensor alone
+    is sent as it is (torch/csrc/utils/tensor_flatten.h).
+    """
+    named = itertools.chain(ddp.module.named_parameters(), ddp.module.named_buffers())
+    states = [state for name, state in named if name not in ddp.parameters_to_ignore]
+    if not states:
+        return []
+    buckets, _ = dist._compute_bucket_assignment_by_size(states, [ddp.broadcast_bucket_size])
+    return [sum(states[index].nbytes for index in bucket) for bucket in buckets if len(bucket) > 1]
 
 
 def ddp_waiting_seconds(ddp: DistributedDataParallel) -> float | None:

@@ -26,6 +26,8 @@ from legroom.config import Config
 from legroom.estimator.fake_gpu import known_values, libraries
 from legroom.estimator.fake_gpu.backend import Stream
 from legroom.estimator.fake_gpu.device import FakeDevice
+from legroom.estimator.fake_gpu.op_trace import OpTrace
+from legroom.estimator.ledger.kinds import OTHER
 from legroom.estimator.ledger.storage_log import StorageLog
 from legroom.foresight.zero import ranks as zero_ranks
 from legroom.foresight.zero import shards as zero_shards
@@ -37,6 +39,7 @@ from legroom.ranks import collectives, rank_info
 
 # transformers' names of what bitsandbytes has: a worker's configuration comes from a record, which holds no facts.
 OF_BITSANDBYTES = re.compile("8bit|bnb|paged|lion|ademamix")
+BROADCASTS_AT_ONCE = 2  # max_in_flight of torch's broadcast_coalesced (csrc/distributed/c10d/comm.cpp)
 
 
 def arguments_for(cfg: Config, folder: str, device: torch.device) -> TrainingArguments:
@@ -154,6 +157,14 @@ def _all_reduce(reduced, bucket):  # no annotations: DDP compares them with type
     done = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
+
+
+def note_first_broadcast(model: torch.nn.Module, trace: OpTrace) -> None:
+    """What DDP's constructor allocates and frees before the first step, beside the weights."""
+    if isinstance(model, FakeDDP):
+        trace.ledger.attribution.mark_model_and_optimizer()
+        sizes = torch_distributed_private.ddp_broadcast_bytes(model)
+        trace.log.add_passing_sizes(sizes, OTHER, BROADCASTS_AT_ONCE)
 
 
 def rebuild_buckets(model: torch.nn.Module, log: StorageLog) -> None:

@@ -263,6 +263,7 @@ def _two_steps(training: setup.Training, trace: OpTrace, enough: int, held: list
     free blocks between what it keeps. held: what those that are not run keep on the device. Returns the tokens of the
     second."""
     loop, tokens = training.loop, 0
+    fake_ranks.note_first_broadcast(loop.model, trace)
     for tensor in held:
         trace.hold(tensor)
     training.args.gradient_accumulation_steps = enough

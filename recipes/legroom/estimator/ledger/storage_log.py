@@ -5,7 +5,8 @@ is freed. No value is read and nothing is synchronised, so this works on any dev
 """
 
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +110,16 @@ class StorageLog:
             # Its end is not logged again; but the next storage may have its address.
             key = storage_key(storage)
             self._alive[key] = (weakref.ref(storage, lambda _: self._forget(key, entry)), entry)
+
+    def add_passing_sizes(self, sizes: Iterable[int], kind: str, at_once: int) -> None:
+        """Log storages of so many bytes that are no more: allocated in this order, at most `at_once` at a time."""
+        alive: deque[StorageEntry] = deque()
+        for size in sizes:
+            if len(alive) == at_once:
+                self.events.append((alive.popleft(), -1))
+            alive.append(StorageEntry(size, kind, self.phase.current(), preexisting=False))
+            self.events.append((alive[-1], +1))
+        self.events.extend((entry, -1) for entry in alive)
 
     def _forget(self, key: int, entry: StorageEntry) -> None:
         if self._alive.get(key, (None, None))[1] is entry:
