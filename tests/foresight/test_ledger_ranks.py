@@ -16,6 +16,7 @@ from legroom.estimator.speed import efficiencies
 from legroom.estimator.speed.roofline import predict
 from legroom.foresight import prediction, simulation
 from legroom.jobs import supervise
+from legroom.units import MIB
 
 SHORT = ["tracker=none", "eval.enabled=false", "model.layers=2", "data.samples=24", "train.max_steps=2"]
 # Wide enough that what is gathered and sent decides on the peak.
@@ -152,6 +153,15 @@ def test_buckets_stand_in_the_allocator_once_beside_those_of_the_first_step(tmp_
     assert four.parts["peak_tensor_bytes"] == pytest.approx(one.parts["peak_tensor_bytes"], rel=0.001)
     first_step = 4 * four.parameter_count
     assert four.demand.peak_allocated_bytes == pytest.approx(one.demand.peak_allocated_bytes + first_step, rel=0.01)
+
+
+def test_ddp_sends_a_flat_copy_of_the_weights_to_all_ranks_before_the_first_step(tmp_path):
+    """Up to 250 MiB at a time, which beside an adapter is more than what a step adds to the weights."""
+    words = ["gpu=a100_40gb", "model=bert_base", "model.layers=4", "data.seq_len=16", "data.samples=16"]
+    ddp = foreseen(tmp_path, *words, "adapter=lora", "batch.per_device=1", "parallelism=ddp", FOUR)
+    weights = ddp.parts["weights_bytes"]
+    assert weights < 250 * MIB and ddp.parts["peak_tensor_bytes"] < 1.5 * weights
+    assert ddp.demand.peak_allocated_bytes == pytest.approx(2 * weights, rel=0.01)
 
 
 @pytest.mark.slow_for("words1")

@@ -36,6 +36,12 @@ def test_a_storage_is_logged_once_and_freed_once():
     assert seen(log) == [(1, 5), (1, 3), (-1, 3), (-1, 5)] and log.entry_of(of(5)) is None
 
 
+def test_passing_sizes_are_alive_as_many_at_once_as_is_said():
+    log = StorageLog("cpu")
+    log.add_passing_sizes([5, 6, 7], OTHER, at_once=2)
+    assert seen(log) == [(1, 5), (1, 6), (-1, 5), (1, 7), (-1, 6), (-1, 7)]
+
+
 def test_what_is_on_another_device_or_sparse_has_no_entry():
     log: Any = StorageLog("meta")
     assert log.record(of(5), OTHER) is None and log.record(torch.ones(2, 2).to_sparse(), OTHER) is None
