@@ -1,6 +1,6 @@
 """Recipes on the emulated GPU beside their estimates: each of the two judges the other.
 
-    python tests/tools/oracle.py                     every row of oracle_rows.txt that was not compared yet
+    python tests/tools/oracle.py                     every row of oracle_rows.txt that has no figures yet
     python tests/tools/oracle.py --short             those whose line begins with *
     python tests/tools/oracle.py --estimates         every estimate anew, after a change of the estimator
     python tests/tools/oracle.py --again             the emulated runs anew, too
@@ -334,7 +334,7 @@ def main(argv: list[str]) -> int:
         if (asked.short and not row.is_short) or asked.only not in row.name:
             continue
         before = None if asked.again else kept().get(row.name)  # another process may have kept some meanwhile
-        if before is not None and not asked.estimates:
+        if before is not None and not before.error and not asked.estimates:
             continue
         compared = compare(row, before)
         keep({**kept(), row.name: compared})
