@@ -393,7 +393,6 @@ TOUCHED = {
     "test_evaluation_memory.py: _ask",
     "test_fork_server.py: _errors",
     "test_longest_rows.py: _estimate",
-    "test_parts_of_ranks.py: _run",
     "test_program_command.py: _parser",
     "test_program_process.py: _private_bytes",
     "test_saved.py: _AfterImport",

@@ -74,7 +74,7 @@ def test_parts_one_after_the_other_compute_what_the_whole_does(part_of, tied, st
     given = ids
     for index in range(stages * (chunks or 1)):
         part = parts[index % stages]
-        given = part._run(index, given, batch, part.model)
+        given = part.run_part(index, given, batch, part.model)
         assert part.running is None and all(each.hidden is None for each in part.received.values())
     torch.testing.assert_close(given, whole)
     given.backward()

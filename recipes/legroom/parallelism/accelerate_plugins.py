@@ -9,7 +9,7 @@ from legroom.compat import accelerate_private, torch_distributed_private, torch_
 from legroom.config import Config
 from legroom.parallelism import zero
 
-DDP_KEYS = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
+DDP_KEYS = ("bucket_cap_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 
 
 def mode_arguments(cfg: Config) -> dict[str, Any]:
@@ -18,14 +18,18 @@ def mode_arguments(cfg: Config) -> dict[str, Any]:
         return zero.accelerator_arguments(cfg)
     if cfg.parallelism.sharded:
         return _fsdp()
-    return _ddp(cfg) if cfg.parallelism.kind in ("ddp", "fsdp") else {}
+    if cfg.parallelism.kind in ("ddp", "fsdp"):  # fsdp's option that shards nothing is DDP
+        return _ddp(cfg)
+    return {}
 
 
 def _ddp(cfg: Config) -> dict[str, Any]:
-    values = {key: getattr(cfg.parallelism, key) for key in DDP_KEYS}
-    given = {key: value for key, value in values.items() if value is not None}
-    view = cfg.parallelism.gradient_as_bucket_view is not False
-    return {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=view, **given)]}
+    settings: dict[str, Any] = {"gradient_as_bucket_view": True}
+    for key in DDP_KEYS:
+        value = getattr(cfg.parallelism, key)
+        if value is not None:
+            settings[key] = value
+    return {"kwargs_handlers": [DistributedDataParallelKwargs(**settings)]}
 
 
 def _fsdp() -> dict[str, Any]:

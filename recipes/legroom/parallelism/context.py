@@ -25,15 +25,18 @@ from legroom.errors import Refusal
 from legroom.options import model_families
 
 ROWS = {"input_ids", "labels", "attention_mask"}  # what a batch has
-PLACES = ("position_ids", "cache_position")  # of a rank's tokens; models give them to attention, which needs none
+POSITIONS = ("position_ids", "cache_position")  # of a rank's tokens; models give them to attention, which needs none
 OF_LENGTH = {"dynamic", "longrope"}  # kinds of rotary positions that depend on the longest position of a pass
 
 
 @dataclass
 class Cut:
-    """What the parts of a model know of whole rows. layers: that have attention. active: the latest forward pass had
-    labels, and so a part of the tokens. tokens: T. mask (B, T): of padding, or None. labels: the count by which this
-    rank's sum of losses is divided, (). attended: how often attention has run in this forward pass."""
+    """What the modules of a model know of the whole rows.
+
+    layers: those with attention. active: the latest forward pass had labels, and so a part of the tokens. tokens: T.
+    mask (B, T): of padding, or None. labels: the count by which this rank's sum of losses is divided, (), until the
+    loss has used it. attended: how often attention has run in this forward pass.
+    """
 
     group: dist.ProcessGroup
     layers: int
@@ -43,7 +46,7 @@ class Cut:
     labels: Tensor | None = None
     attended: int = 0
 
-    def own(self, whole: Tensor) -> Tensor:
+    def part_of(self, whole: Tensor) -> Tensor:
         """This rank's tokens of (B, T)."""
         return whole.chunk(self.group.size(), dim=1)[self.group.rank()].contiguous()
 
@@ -54,7 +57,8 @@ _running: list[Cut] = []  # the cut of the forward pass that is running
 
 def check(size: int, name: str, config: PretrainedConfig, task: str) -> None:
     """Raises Refusal for a model that cannot share out its tokens. name: as typed."""
-    typed, text = f"parallelism.context={size}", config.get_text_config()
+    typed = f"parallelism.context={size}"
+    text = config.get_text_config()
     if task != "language_modelling":
         raise Refusal(f"{typed} is for the next token's loss, and the task here is {task}. Leave it out.")
     if text.model_type not in model_families.CONTEXT:
@@ -62,16 +66,26 @@ def check(size: int, name: str, config: PretrainedConfig, task: str) -> None:
             f"{typed}: models of type {text.model_type} were not seen to compute the same with shared out tokens, as "
             f"{name} would. Leave it out; these were: {', '.join(sorted(model_families.CONTEXT))}."
         )
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {str(each.get("rope_type")) for each in (rope, *rope.values()) if isinstance(each, dict)}
-    if found := kinds & OF_LENGTH:
-        raise Refusal(f"{typed}: {name} has rotary positions by a row's length ({min(found)}), which no rank sees.")
+    rope_type = _rope_type_of_length(text)
+    if rope_type is not None:
+        raise Refusal(f"{typed}: {name} has rotary positions by a row's length ({rope_type}), which no rank sees.")
     if getattr(text, "output_router_logits", False):
         raise Refusal(f"{typed}: the routers' loss of {name} (output_router_logits) is of whole rows. Leave it out.")
     heads = text.num_attention_heads
-    for key, count in (("heads", heads), ("key and value heads", getattr(text, "num_key_value_heads", None) or heads)):
-        if count % size:
-            raise Refusal(f"{typed} does not divide the {count} {key} of {name}. Change it.")
+    key_value_heads = getattr(text, "num_key_value_heads", None) or heads
+    if heads % size:
+        raise Refusal(f"{typed} does not divide the {heads} heads of {name}. Change it.")
+    if key_value_heads % size:
+        raise Refusal(f"{typed} does not divide the {key_value_heads} key and value heads of {name}. Change it.")
+
+
+def _rope_type_of_length(config: PretrainedConfig) -> str | None:
+    """The kind of rotary positions if it depends on a row's length, or None."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    for settings in (rope, *rope.values()):  # of all layers, or of each type of layer
+        if isinstance(settings, dict) and settings.get("rope_type") in OF_LENGTH:
+            return settings["rope_type"]
+    return None
 
 
 def share_out(model: PreTrainedModel, size: int) -> None:
@@ -98,21 +112,34 @@ def share_out(model: PreTrainedModel, size: int) -> None:
 
 def _before_forward(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
     """Replaces whole rows by this rank's tokens. Labels are shifted before they are cut: the loss does not."""
-    cut, labels = _CUTS[model], kwargs.get("labels")
-    cut.active, cut.attended, cut.labels = labels is not None, 0, None
+    cut = _CUTS[model]
+    labels = kwargs.get("labels")
+    cut.active = labels is not None
+    cut.attended = 0
+    cut.labels = None
     if labels is None:
         return None
-    more = -labels.shape[1] % cut.group.size()  # padding at the end, which no token before it sees
-    cut.tokens, mask = labels.shape[1] + more, kwargs.get("attention_mask")
-    cut.mask = None if mask is None else pad(mask, (0, more)).bool()
-    shifted = pad(labels[:, 1:], (0, more + 1), value=IGNORE_INDEX)
+    unknown = {key for key, value in kwargs.items() if isinstance(value, Tensor)} - ROWS
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise Refusal(f"parallelism.context: it is not known how to share out {names}. Leave it out.")
+    padding = -labels.shape[1] % cut.group.size()  # at the end, where no token before it sees it
+    cut.tokens = labels.shape[1] + padding
+    cut.mask = None
+    if kwargs.get("attention_mask") is not None:
+        cut.mask = pad(kwargs["attention_mask"], (0, padding)).bool()
+    shifted = pad(labels[:, 1:], (0, padding + 1), value=IGNORE_INDEX)
     cut.labels = (shifted != IGNORE_INDEX).sum() / cut.group.size()
-    if left := {key for key, value in kwargs.items() if isinstance(value, Tensor)} - ROWS:
-        raise Refusal(f"parallelism.context: it is not known how to share out {', '.join(sorted(left))}. Leave it out.")
-    rows = {"input_ids": pad(kwargs["input_ids"], (0, more)), "labels": shifted}
-    rows["position_ids"] = torch.arange(cut.tokens, device=labels.device)[None]
+    ids = pad(kwargs["input_ids"], (0, padding))
+    positions = torch.arange(cut.tokens, device=labels.device)[None]
     _running.append(cut)
-    return args, kwargs | {"attention_mask": None} | {key: cut.own(value) for key, value in rows.items()}
+    changed = {
+        "input_ids": cut.part_of(ids),
+        "labels": cut.part_of(shifted),
+        "position_ids": cut.part_of(positions),
+        "attention_mask": None,
+    }
+    return args, kwargs | changed
 
 
 def _after_forward(model: nn.Module, args: tuple, output: Any) -> None:
@@ -121,19 +148,23 @@ def _after_forward(model: nn.Module, args: tuple, output: Any) -> None:
     _running.clear()
     if not cut.active or output is None:  # None after an error
         return
-    if cut.attended != cut.layers or cut.labels is not None:
-        own = "the loss" if cut.labels is not None else f"attention of {cut.layers - cut.attended} layers"
-        raise Refusal(f"parallelism.context: {type(model).__name__} computes {own} in its own way. Leave it out.")
+    part = None
+    if cut.labels is not None:
+        part = "the loss"
+    elif cut.attended != cut.layers:
+        part = f"attention of {cut.layers - cut.attended} layers"
+    if part is not None:
+        raise Refusal(f"parallelism.context: {type(model).__name__} computes {part} in its own way. Leave it out.")
 
 
 def _loss_of(cut: Cut, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def own_loss(logits: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def loss_of_part(logits: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if cut.active:
             kwargs |= {"shift_labels": labels, "num_items_in_batch": cut.labels}
             cut.labels = None
         return loss(logits, labels, *args, **kwargs)
 
-    return own_loss
+    return loss_of_part
 
 
 def _mask(mask: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -160,18 +191,21 @@ def _attention(
     if cut is None or not cut.active:
         return attention(module, query, key, value, attention_mask, *args, **kwargs)
     cut.attended += 1
-    kwargs = {name: given for name, given in kwargs.items() if name not in PLACES}
-    if unknown := [name for name, given in kwargs.items() if isinstance(given, Tensor)]:
-        raise Refusal(f"parallelism.context: {unknown[0]}, which this model gives to attention, is not shared out.")
-    query, key, value = (_exchanged(each, cut.group) for each in (query, key, value))
+    kwargs = {name: argument for name, argument in kwargs.items() if name not in POSITIONS}
+    for name, argument in kwargs.items():
+        if isinstance(argument, Tensor):
+            raise Refusal(f"parallelism.context: {name}, which this model gives to attention, is not shared out.")
+    query = _exchanged(query, cut.group)
+    key = _exchanged(key, cut.group)
+    value = _exchanged(value, cut.group)
     output, weights = attention(module, query, key, value, attention_mask, *args, **kwargs)
     return _exchanged(output, cut.group), weights
 
 
-def _exchanged(own: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _exchanged(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sends each rank its part along dimension 1, and joins what comes along dimension 2. Differentiable.
 
     (B, H, T / N, D) becomes (B, H / N, T, D), and (B, T, H / N, D) becomes (B, T / N, H, D).
     """
-    parts = torch.stack(own.chunk(group.size(), dim=1))
+    parts = torch.stack(tensor.chunk(group.size(), dim=1))
     return torch.cat(all_to_all_single(torch.empty_like(parts), parts, group=group).unbind(), dim=2)

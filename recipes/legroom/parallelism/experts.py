@@ -22,21 +22,23 @@ def split(model: PreTrainedModel, size: int, ranks: int, device: str, settings: 
     settings: of `fully_shard`. Raises Refusal for a model without a plan, or experts that do not divide.
     """
     base: Any = model.base_model
-    split = transformers_models_private.expanded(base, transformers_models_private.expert_parallel_plan(model))
-    layers = [base.get_submodule(name) for name, style in split.items() if style == DISPATCHED]
+    plan = transformers_models_private.expanded(base, transformers_models_private.expert_parallel_plan(model))
+    layers = [base.get_submodule(name) for name, style in plan.items() if style == DISPATCHED]
     if not layers:
         raise Refusal(
             f"parallelism.experts={size}: transformers has no plan for experts of {type(model).__name__}. Leave it out."
         )
-    counts: set[int] = {layer.num_experts for layer in layers}  # pyright: ignore[reportAssignmentType]
-    if uneven := sorted(count for count in counts if count % size):
-        raise Refusal(f"parallelism.experts={size} does not divide the {uneven[0]} experts of a layer. Change it.")
+    for layer in layers:
+        if layer.num_experts % size:
+            raise Refusal(
+                f"parallelism.experts={size} does not divide the {layer.num_experts} experts of a layer. Change it."
+            )
     mesh = init_device_mesh(device, (ranks // size, size), mesh_dim_names=("copies", "experts"))
     alone = init_device_mesh(device, (ranks, 1), mesh_dim_names=("batch", "same_batch"))
-    transformers_models_private.split_experts(base, mesh["experts"], alone["same_batch"], split)
-    own: dict[str, Any] = settings | {"mesh": mesh["copies"]}
+    transformers_models_private.split_experts(base, mesh["experts"], alone["same_batch"], plan)
+    settings = settings | {"mesh": mesh["copies"]}
     for layer in layers:
-        unit: Any = fully_shard(layer, **own)
+        unit: Any = fully_shard(layer, **settings)
         # An expert has the sum of the gradients of all batches; they are averaged over all ranks, as any weight's are.
         unit.set_gradient_divide_factor(float(ranks))
         if ranks > size:  # one copy sends nothing, and divides by itself

@@ -16,13 +16,15 @@ def as_floats(model: nn.Module, dtype: torch.dtype) -> None:
     Raises Refusal for a weight of an odd number of bytes.
     """
     for layer, weight in layers(model):
-        if weight.dtype == torch.uint8:
-            if weight.numel() % dtype.itemsize:
-                raise Refusal(
-                    f"adapter.bits=4 does not go with sharding for this model: a layer of {layer.out_features} x "
-                    f"{layer.in_features} has an odd number of bytes in 4 bits. Choose parallelism=ddp."
-                )
-            layer.weight = nn.Parameter(weight.data.view(-1).view(dtype).unsqueeze(1), requires_grad=False)
+        if weight.dtype != torch.uint8:
+            continue
+        if weight.numel() % dtype.itemsize:
+            raise Refusal(
+                f"adapter.bits=4 does not go with sharding for this model: a layer of {layer.out_features} x "
+                f"{layer.in_features} has an odd number of bytes in 4 bits. Choose parallelism=ddp."
+            )
+        numbers = weight.data.view(-1).view(dtype).unsqueeze(1)
+        layer.weight = nn.Parameter(numbers, requires_grad=False)
 
 
 def scales_from_rank_0(model: nn.Module, source: nn.Module | None, device: str) -> None:
@@ -30,7 +32,11 @@ def scales_from_rank_0(model: nn.Module, source: nn.Module | None, device: str) 
     for state, origin in zip(states(model), states(source or model), strict=True):
         for name in SCALES:
             value = getattr(origin, name)
-            if value is not None:
-                value = value.to(device) if source is not None else torch.empty_like(value, device=device)
-                dist.broadcast(value, src=0)
-                setattr(state, name, value)
+            if value is None:
+                continue
+            if source is not None:
+                value = value.to(device)
+            else:
+                value = torch.empty_like(value, device=device)
+            dist.broadcast(value, src=0)
+            setattr(state, name, value)

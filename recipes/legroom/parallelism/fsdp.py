@@ -33,15 +33,20 @@ def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> P
     build_model(weights): the whole model. Only rank 0 builds it with weights, on the CPU, so that no other rank and
     no GPU ever holds all weights.
     """
-    device, source = cfg.target.device, build_model(weights=True) if collectives.rank_index() == 0 else None
+    device = cfg.target.device
+    source = None
+    if collectives.rank_index() == 0:
+        source = build_model(weights=True)
     with torch.device("meta"):
         model = build_model(weights=False)
     shard(cfg, model, device)
     model.to_empty(device="cpu" if cfg.parallelism.cpu_offload else device)
+    weights = {}
     if source is not None:
         four_bits.as_floats(source, _storage(cfg))
+        weights = source.state_dict()
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, source.state_dict() if source is not None else {}, options=options)
+    set_model_state_dict(model, weights, options=options)
     _broadcast_buffers(model, source, device)
     four_bits.scales_from_rank_0(model, source, device)
     if cfg.target.on_gpu:
@@ -54,7 +59,7 @@ def _broadcast_buffers(model: nn.Module, source: nn.Module | None, device: str) 
 
     They are on `device` also if weights are offloaded: FSDP moves only weights.
     """
-    source_buffers = dict((model if source is None else source).named_buffers())
+    source_buffers = dict((source or model).named_buffers())
     for name, _ in list(model.named_buffers()):
         buffer = source_buffers[name].to(device).contiguous()
         dist.broadcast(buffer, src=0)
@@ -63,8 +68,8 @@ def _broadcast_buffers(model: nn.Module, source: nn.Module | None, device: str) 
 
 def put_buffer(model: nn.Module, name: str, buffer: torch.Tensor) -> None:
     """Replaces a buffer of the model. name: as in named_buffers."""
-    owner, _, own = name.rpartition(".")
-    setattr(model.get_submodule(owner), own, buffer)
+    owner, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(owner), attribute, buffer)
 
 
 def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
@@ -72,7 +77,7 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
 
     Raises Refusal for a model without a plan for tensor parallelism.
     """
-    own = cfg.parallelism
+    parallelism = cfg.parallelism
     four_bits.as_floats(model, _storage(cfg))
     dtype = DTYPES.get(cfg.precision.kind)
     reduction = None  # gradients are added up in their own type
@@ -82,13 +87,13 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
         reduction = torch.float32
     settings: dict[str, Any] = {
         "mesh": _mesh(cfg, model, device),
-        "reshard_after_forward": own.reshards,
+        "reshard_after_forward": parallelism.reshards,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduction),
-        "offload_policy": CPUOffloadPolicy() if own.cpu_offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy() if parallelism.cpu_offload else OffloadPolicy(),
     }
-    if own.experts:
-        experts.split(model, own.experts, rank_info.current_rank().world_size, device, settings)
-    model_units = units(model, own.wrap, own.wrap_min_parameters)
+    if parallelism.experts:
+        experts.split(model, parallelism.experts, rank_info.current_rank().world_size, device, settings)
+    model_units = units(model, parallelism.wrap, parallelism.wrap_min_parameters)
     _check_types(cfg, [*model_units, model])
     for unit in model_units:
         fully_shard(unit, **settings)
@@ -104,14 +109,15 @@ def _check_types(cfg: Config, model_units: list[nn.Module]) -> None:
     """
     taken: set[nn.Parameter] = set()
     for unit in model_units:
-        own = {weight for weight in unit.parameters() if weight not in taken}
-        if len({weight.dtype for weight in own if weight.requires_grad}) > 1:
+        weights = set(unit.parameters()) - taken
+        trained_types = {weight.dtype for weight in weights if weight.requires_grad}
+        if len(trained_types) > 1:
             types = cfg.precision
             raise Refusal(
                 f"parallelism={cfg.parallelism.name}: an adapter in {types.adapter} and weights in {types.weights} are "
                 f"in one unit of FSDP, which adds up gradients of one type. Type precision.adapter={types.weights}."
             )
-        taken |= own
+        taken |= weights
 
 
 def _storage(cfg: Config) -> torch.dtype:
@@ -129,13 +135,14 @@ def reshard(model: nn.Module) -> None:
 
 def _mesh(cfg: Config, model: PreTrainedModel, device: str) -> DeviceMesh:
     """The mesh over which FSDP shards, one- or two-dimensional. With tensor parallelism, splits the layers first."""
-    own, ranks = cfg.parallelism, rank_info.current_rank().world_size
-    if own.kind == "fsdp_tp":
-        shape = (ranks // own.tensor_size, own.tensor_size)
+    parallelism = cfg.parallelism
+    ranks = rank_info.current_rank().world_size
+    if parallelism.kind == "fsdp_tp":
+        shape = (ranks // parallelism.tensor_size, parallelism.tensor_size)
         mesh = init_device_mesh(device, shape, mesh_dim_names=("shard", "tensor"))
-        split(model, mesh["tensor"], own.split)
+        split(model, mesh["tensor"], parallelism.split)
         return mesh["shard"]
-    if own.in_groups:
+    if parallelism.in_groups:
         size = gpu.sharding_group(cfg)
         return init_device_mesh(device, (ranks // size, size), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
@@ -149,14 +156,21 @@ def units(model: PreTrainedModel, wrap: str, min_parameters: int | None = None) 
     """
     if wrap == "none":
         return []
-    return _layer_units(model) if wrap == "layer" else _size_units(model, min_parameters or 0)
+    if wrap == "layer":
+        return _layer_units(model)
+    return _size_units(model, min_parameters or 0)
 
 
 def _layer_units(model: PreTrainedModel) -> list[nn.Module]:
     """The transformer layers, and the embeddings if they are not tied."""
-    first, last = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = last is not None and bool({*first.parameters()} & {*last.parameters()})  # also of what an adapter wraps
-    return [*layers_of(model)[1], *([] if tied else [module for module in (first, last) if module is not None])]
+    modules = list(layers_of(model)[1])
+    embeddings = model.get_input_embeddings()
+    output = model.get_output_embeddings()
+    if output is None:
+        return [*modules, embeddings]
+    if set(embeddings.parameters()) & set(output.parameters()):  # an adapter may wrap either of them
+        return modules
+    return [*modules, embeddings, output]
 
 
 def _size_units(model: nn.Module, min_parameters: int) -> list[nn.Module]:
@@ -165,41 +179,50 @@ def _size_units(model: nn.Module, min_parameters: int) -> list[nn.Module]:
     for module in model.modules():
         for weight in module.parameters(recurse=False):
             owners.setdefault(weight, []).append(module)
-    taken = {weight for weight, modules in owners.items() if len(modules) > 1}
+    shared = {weight for weight, modules in owners.items() if len(modules) > 1}
+    in_units: set[nn.Parameter] = set()
     chosen = []
     for module in reversed(list(model.modules())[1:]):
-        weights = list(module.parameters())
-        left = [weight for weight in weights if weight not in taken]
-        has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)
-        has_shared = any(len(owners[weight]) > 1 for weight in weights)
-        if has_forward and not has_shared and sum(weight.numel() for weight in left) >= min_parameters:
+        weights = set(module.parameters())
+        if weights & shared or isinstance(module, nn.ModuleList | nn.ModuleDict):  # which have no forward pass
+            continue
+        weights -= in_units
+        if sum(weight.numel() for weight in weights) >= min_parameters:
             chosen.append(module)
-            taken.update(left)
+            in_units |= weights
     return chosen
 
 
-def split(model: PreTrainedModel, mesh: DeviceMesh, what: str) -> None:
+def split(model: PreTrainedModel, mesh: DeviceMesh, modules: str) -> None:
     """Splits a model over the ranks of a mesh, which train on the same rows, by transformers' own plans.
 
-    what: 'all' for the matrices of the layers, of whose experts each rank keeps some whole; 'experts' for these alone.
-    Raises Refusal for a model without a plan, and for one whose plan has matrices that are packed.
+    modules: 'all' splits the matrices of the layers, and gives each rank some of the experts whole; 'experts' does the
+    latter alone. Raises Refusal for a model without a plan, and for one whose plan has matrices that are packed.
     """
     base: Any = model.base_model
-    whole = transformers_models_private.expert_parallel_plan(model)
-    plan = transformers_models_private.tensor_parallel_plan(model) if what == "all" else {}
-    if not plan and (what == "all" or not whole):
+    expert_plan = transformers_models_private.expert_parallel_plan(model)
+    if modules == "all":
+        plan = transformers_models_private.tensor_parallel_plan(model)
+        has_plan = bool(plan)
+    else:
+        plan = {}
+        has_plan = bool(expert_plan)
+    if not has_plan:
         raise Refusal(
-            f"transformers has no plan for parallelism.split={what} of {type(model).__name__}. Choose parallelism=fsdp."
+            f"transformers has no plan for parallelism.split={modules} of {type(model).__name__}. Choose "
+            "parallelism=fsdp."
         )
-    plan = {name: style for name, style in plan.items() if name not in whole}
+    plan = {name: style for name, style in plan.items() if name not in expert_plan}
     packed = sorted(name for name, style in plan.items() if style.startswith("packed"))
     if packed:  # torch loads whole weights into such strided parts as if the parts were contiguous, without an error
         raise Refusal(
             f"transformers' plan for {type(model).__name__} splits {', '.join(packed)} as packed matrices, which "
             "cannot be loaded and saved in parts yet. Choose parallelism=fsdp."
         )
-    transformers_models_private.split_tensors(base, mesh, transformers_models_private.expanded(base, plan))
+    plan = transformers_models_private.expanded(base, plan)
+    transformers_models_private.split_tensors(base, mesh, plan)
+    expert_plan = transformers_models_private.expanded(base, expert_plan)
     try:
-        transformers_models_private.split_experts(base, mesh, mesh, transformers_models_private.expanded(base, whole))
+        transformers_models_private.split_experts(base, mesh, mesh, expert_plan)
     except ValueError as error:  # experts that do not divide, which a pretrained model alone says
         raise Refusal(f"parallelism.tensor_size={mesh.size()}: {error} Change it.") from error

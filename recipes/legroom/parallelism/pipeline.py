@@ -33,33 +33,50 @@ PADDING = {"labels": IGNORE_INDEX, "attention_mask": 0, "input_ids": 0}  # of th
 
 
 class Pipeline:
-    """This rank's part of a model, or parts: of `count`, those whose number modulo the number of ranks is its own.
+    """The parts of a model on this rank.
 
-    group: the `ranks` that have the model together. copies: those with the same parts, one of each pipeline; copy:
-    which of them this is. ends: the first and the last of the group. tied: the weight of the embeddings on these two,
-    if the output layer has the same. parameters, trained: numbers of the whole model. layers: that this rank has.
+    The model is cut into `count` parts. A rank has those whose number modulo the number of ranks is its own: one, or
+    several with an interleaved schedule.
+
+    group: the `ranks` that have the model together. copies: the ranks of all pipelines with the same parts. copy: the
+    number of this rank's pipeline. ends: the first and the last rank of the group. tied: on these two the weight of the
+    embeddings, if the output layer has the same. parameters, trained: counts of the whole model. layers: how many this
+    rank has.
     """
 
-    def __init__(self, model: PreTrainedModel, own: Parallelism):
-        self.model, self.settings = model, own
-        self.ranks = own.together
-        world, rank = dist.get_world_size(), dist.get_rank()
-        pipelines = [list(range(first, first + self.ranks)) for first in range(0, world, self.ranks)]
-        copies = [list(range(place, world, self.ranks)) for place in range(self.ranks)]
-        groups = (pipelines, copies, [[each[0], each[-1]] for each in pipelines])  # which all ranks make
-        of_this_rank: list[Any] = [dist.new_subgroups_by_enumeration(each)[0] for each in groups]
-        self.group, self.copies, self.ends = of_this_rank
-        self.copy, place = divmod(rank, self.ranks)
-        self.first_rank = rank - place
-        self.count = self.ranks * (own.chunks or 1)
+    def __init__(self, model: PreTrainedModel, settings: Parallelism):
+        self.model = model
+        self.settings = settings
+        self.ranks = settings.together
+        self.copy, place = divmod(dist.get_rank(), self.ranks)
+        self.first_rank = self.copy * self.ranks
+        self._make_groups()
+        self.count = self.ranks * (settings.chunks or 1)
         self.parts = range(place, self.count, self.ranks)
-        self.running: int | None = None
+        self.has_first = 0 in self.parts
+        self.has_last = self.count - 1 in self.parts
+        self.running: int | None = None  # the part whose forward pass runs
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        self.width, self.dtype = model.config.get_text_config().hidden_size, model.dtype
+        self.width = model.config.get_text_config().hidden_size
+        self.dtype = model.dtype
         self._split(model)
         self.whole_forward = model.forward
-        model.forward = lambda **batch: self._forward(batch)  # no method, which Accelerate would bind to the model
+
+        def forward(**batch: Tensor) -> Any:  # a method would be bound by Accelerate to the model
+            return self._forward(batch)
+
+        model.forward = forward
+
+    def _make_groups(self) -> None:
+        """Makes the process groups, of which every rank makes all."""
+        world = dist.get_world_size()
+        pipelines = [list(range(first, first + self.ranks)) for first in range(0, world, self.ranks)]
+        copies = [list(range(place, world, self.ranks)) for place in range(self.ranks)]
+        ends = [[ranks[0], ranks[-1]] for ranks in pipelines]
+        self.group: Any = dist.new_subgroups_by_enumeration(pipelines)[0]
+        self.copies: Any = dist.new_subgroups_by_enumeration(copies)[0]
+        self.ends: Any = dist.new_subgroups_by_enumeration(ends)[0]
 
     def _split(self, model: PreTrainedModel) -> None:
         """Takes the modules of other ranks out of the model, and keeps what stands for them while a part runs."""
@@ -70,34 +87,50 @@ class Pipeline:
                 "or fewer, or a model with more layers."
             )
         before, after = around(model, path)
-        first, last = model.get_input_embeddings(), model.get_output_embeddings()
-        tied = last is not None and first.weight is last.weight
-        self.has_first, self.has_last = 0 in self.parts, self.count - 1 in self.parts
-        self.tied = first.weight if tied and (self.has_first or self.has_last) else None
         no_embeddings = {name: NoEmbedding(model.get_submodule(name), self.width, self.dtype) for name in before}
-        passing = {name: Passing(model.get_submodule(name)) for name in after}
-        size, more = divmod(len(layers), self.count)
-        bounds = [part * size + min(part, more) for part in range(self.count + 1)]
-        empty: list[nn.Module] = [Passing(layer) for layer in layers]
+        passing_after = {name: Passing(model.get_submodule(name)) for name in after}
+        passing_layers: list[nn.Module] = [Passing(layer) for layer in layers]
+        kept = list(passing_layers)
+        self.layers = 0
         self.received: dict[int, Received] = {}
         self.modules: dict[int, dict[str, nn.Module]] = {}  # part -> what it runs with, by name
-        kept, self.layers = list(empty), 0
         for part in self.parts:
-            begin, end = bounds[part : part + 2]
-            running = list(empty)
-            running[begin:end] = kept[begin:end] = layers[begin:end]
+            begin, end = self._bounds(part, len(layers))
             self.layers += end - begin
-            if begin:
-                running[begin - 1] = self.received[part] = Received(layers[begin - 1])
-            self.modules[part] = {path: nn.ModuleList(running)}
-            self.modules[part] |= no_embeddings if part else {}
-            self.modules[part] |= passing if part < self.count - 1 else {}
-        absent = {path: nn.ModuleList(kept)} | ({} if self.has_last else passing)
-        if not self.has_first:  # the output layer has the weight of tied embeddings under their name
-            tie = [name for name in before if tied and self.has_last and model.get_submodule(name) is first]
-            absent |= {name: each for name, each in no_embeddings.items() if name not in tie}
-        for name, module in absent.items():
-            model.set_submodule(name, module)
+            kept[begin:end] = layers[begin:end]
+            running = list(passing_layers)
+            running[begin:end] = layers[begin:end]
+            modules: dict[str, nn.Module] = {}
+            if part > 0:
+                self.received[part] = Received(layers[begin - 1])
+                running[begin - 1] = self.received[part]
+                modules |= no_embeddings
+            if part < self.count - 1:
+                modules |= passing_after
+            modules[path] = nn.ModuleList(running)
+            self.modules[part] = modules
+
+        embeddings = model.get_input_embeddings()
+        output = model.get_output_embeddings()
+        is_tied = output is not None and embeddings.weight is output.weight
+        self.tied = embeddings.weight if is_tied and (self.has_first or self.has_last) else None
+        model.set_submodule(path, nn.ModuleList(kept))
+        if not self.has_last:
+            for name, module in passing_after.items():
+                model.set_submodule(name, module)
+        if not self.has_first:
+            for name, module in no_embeddings.items():
+                # Under their name the output layer's state dictionary has the weight of tied embeddings.
+                if self.tied is None or model.get_submodule(name) is not embeddings:
+                    model.set_submodule(name, module)
+
+    def _bounds(self, part: int, layers: int) -> tuple[int, int]:
+        """The first layer of a part and the one behind its last. The first parts have a layer more where the layers do
+        not divide."""
+        size, remainder = divmod(layers, self.count)
+        begin = part * size + min(part, remainder)
+        end = (part + 1) * size + min(part + 1, remainder)
+        return begin, end
 
     # --- passes --------------------------------------------------------------------------------------
 
@@ -113,17 +146,21 @@ class Pipeline:
             for name, module in before.items():
                 self.model.set_submodule(name, module)
 
-    def _run(self, part: int, given: Tensor, batch: dict[str, Tensor], call: Callable[..., Tensor]) -> Tensor:
-        """A part's hidden states (B, T, D), or its loss (). call: the model's, which runs its hooks; or inside it."""
+    def run_part(self, part: int, hidden: Tensor, batch: dict[str, Tensor], forward: Callable[..., Tensor]) -> Tensor:
+        """A part's hidden states (B, T, D), or the loss () of the last one.
+
+        hidden: of the part before, (B, T, D); the first part takes the batch alone. forward: the model, whose call runs
+        its hooks, or its forward pass inside of such a call.
+        """
         self.running = part
-        if part:
-            self.received[part].hidden = given
+        if part > 0:
+            self.received[part].hidden = hidden
         try:
             with self._only(part):
-                return call(**batch)
+                return forward(**batch)
         finally:
             self.running = None
-            if part:
+            if part > 0:
                 self.received[part].hidden = None
 
     def _forward(self, batch: dict[str, Tensor]) -> Any:
@@ -131,23 +168,24 @@ class Pipeline:
         if self.running is None:
             return self._evaluated(batch)
         if self.running < self.count - 1:
-            batch = {name: each for name, each in batch.items() if name != "labels"}
+            batch = {name: values for name, values in batch.items() if name != "labels"}
             return self.model.base_model(**batch).last_hidden_state
         return self.whole_forward(**batch).loss
 
     def _evaluated(self, batch: dict[str, Tensor]) -> CausalLMOutput:
         """The loss of the whole model on every rank: each part waits for the one before it."""
-        given: Tensor = batch["input_ids"]
-        shape, device = (*given.shape, self.width), given.device
+        hidden: Tensor = batch["input_ids"]
+        shape = (*hidden.shape, self.width)
+        device = hidden.device
         for part in self.parts:
-            if part:
-                given = torch.empty(shape, dtype=self.dtype, device=device)
-                dist.recv(given, self._owner(part - 1), group=self.group)
+            if part > 0:
+                hidden = torch.empty(shape, dtype=self.dtype, device=device)
+                dist.recv(hidden, self._owner(part - 1), group=self.group)
             # Not the model's call, in which this is: the autocast around both is one object, and would not end.
-            given = self._run(part, given, batch, lambda **rows: self._forward(rows))
+            hidden = self.run_part(part, hidden, batch, lambda **rows: self._forward(rows))
             if part < self.count - 1:
-                dist.send(given.to(self.dtype).contiguous(), self._owner(part + 1), group=self.group)
-        loss = given.float() if self.has_last else torch.zeros((), device=device)
+                dist.send(hidden.to(self.dtype).contiguous(), self._owner(part + 1), group=self.group)
+        loss = hidden.float() if self.has_last else torch.zeros((), device=device)
         dist.broadcast(loss, self._owner(self.count - 1), group=self.group)
         return CausalLMOutput(loss=loss)  # pyright: ignore[reportArgumentType]  # any float tensor
 
@@ -163,33 +201,51 @@ class Pipeline:
         Torch's schedules take micro-batches of one shape, and as many as they have ranks: smaller ones are padded, and
         the first is run again, without weight, where a last step has fewer.
         """
-        batches, weights = list(batches), [1.0 if share is None else share for share in shares]
-        if self.settings.schedule != "gpipe":
-            missing = -len(batches) % self.ranks if self.settings.chunks else max(0, self.ranks - len(batches))
-            batches, weights = batches + batches[:1] * missing, weights + [0.0] * missing
-        whole = _joined(batches)
-        ids, order, losses = whole["input_ids"], iter(weights), []
+        batches = list(batches)
+        weights = [1.0 if share is None else share for share in shares]
+        for _ in range(self._missing(len(batches))):
+            batches.append(batches[0])
+            weights.append(0.0)
+        inputs = _joined(batches)
+        ids = inputs["input_ids"]
+        next_weight = iter(weights)
         stages = [self._stage(part, ids, len(batches)) for part in self.parts]
         schedule = torch_distributed_private.pipeline_schedule(
-            self.settings.schedule, stages, len(batches), lambda loss, _: loss * next(order)
+            self.settings.schedule, stages, len(batches), lambda loss, _: loss * next(next_weight)
         )
-        given = [ids] if self.has_first else []
-        last = {"target": ids, "losses": losses} if self.has_last else {}
+        losses: list[Tensor] = []
+        first_inputs = [ids] if self.has_first else []
+        if self.has_last:
+            inputs |= {"target": ids, "losses": losses}
         try:
-            schedule.step(*given, **whole, **last, return_outputs=False)
+            schedule.step(*first_inputs, **inputs, return_outputs=False)
         except RuntimeError as error:
             raise error.__cause__ or error from None  # torch puts what a pass raises into one of its own
         self._sum_gradients(batches[0].ranks)
         return self.ranks * sum(losses, torch.zeros((), device=ids.device)).detach()
 
+    def _missing(self, batches: int) -> int:
+        """How many micro-batches a step lacks for its schedule."""
+        if self.settings.schedule == "gpipe":  # takes any number
+            return 0
+        if self.settings.chunks:  # an interleaved schedule takes multiples of the ranks
+            return -batches % self.ranks
+        return max(0, self.ranks - batches)
+
     def _stage(self, part: int, ids: Tensor, count: int) -> Any:
         """A part as a stage of torch's schedules, which knows the shapes of what is sent. ids: (count x B, T)"""
-        rows = (len(ids) // count, ids.shape[1])
-        hidden = torch.empty(*rows, self.width, dtype=self.dtype, device="meta", requires_grad=True)
-        given = hidden if part else torch.empty(rows, dtype=ids.dtype, device="meta")
-        made = hidden if part < self.count - 1 else torch.empty((), device="meta", requires_grad=True)
-        run = Part(functools.partial(self._run, part, call=self.model))
-        return torch_distributed_private.pipeline_stage(run, part, self.count, ids.device, given, made, self.group)
+        B, T = len(ids) // count, ids.shape[1]
+        hidden = torch.empty(B, T, self.width, dtype=self.dtype, device="meta", requires_grad=True)
+        received = hidden
+        if part == 0:
+            received = torch.empty(B, T, dtype=ids.dtype, device="meta")
+        sent = hidden
+        if part == self.count - 1:
+            sent = torch.empty((), device="meta", requires_grad=True)
+        module = Part(functools.partial(self.run_part, part, forward=self.model))
+        return torch_distributed_private.pipeline_stage(
+            module, part, self.count, ids.device, received, sent, self.group
+        )
 
     def _sum_gradients(self, replicas: int) -> None:
         """Adds what both ends have of the gradient of tied embeddings, and takes the mean over the replicas."""
@@ -203,8 +259,13 @@ class Pipeline:
     def clip(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Tensor:
         """Clips by the norm over the gradients of all parts, and returns it. As `Accelerator.clip_grad_norm_`."""
         weights = list(parameters)
-        counted = [each.grad for each in weights if each.grad is not None and (each is not self.tied or self.has_first)]
-        square = get_total_norm(counted, norm_type).square()
+        gradients = []
+        for weight in weights:
+            if weight is self.tied and not self.has_first:  # the first rank counts it
+                continue
+            if weight.grad is not None:
+                gradients.append(weight.grad)
+        square = get_total_norm(gradients, norm_type).square()
         dist.all_reduce(square, group=self.group)
         clip_grads_with_norm_(weights, max_norm, square.sqrt())
         return square.sqrt()
@@ -214,34 +275,42 @@ class Pipeline:
     def gathered(self) -> dict[str, Tensor]:
         """The whole model's state dictionary on the CPU of rank 0; on others what they send of it. Every rank
         calls this."""
-        own = {name: each.detach().cpu().contiguous() for name, each in self.model.state_dict().items()}
-        listed = collectives.all_gather({name: (each.shape, each.dtype) for name, each in own.items()})
-        rank, names = dist.get_rank(), set(listed[0])
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+        forms_of_ranks = collectives.all_gather(forms)
+        rank = dist.get_rank()
+        gathered = set(forms_of_ranks[0])
         for sender in range(1, self.ranks):
-            for name, (shape, dtype) in listed[sender].items():
-                if name in names:
+            for name, (shape, dtype) in forms_of_ranks[sender].items():
+                if name in gathered:
                     continue
-                names.add(name)
+                gathered.add(name)
                 if rank == sender:
-                    dist.send(own[name], 0)
+                    dist.send(state[name], 0)
                 elif rank == 0:
-                    own[name] = torch.empty(shape, dtype=dtype)
-                    dist.recv(own[name], sender)
-        return own
+                    state[name] = torch.empty(shape, dtype=dtype)
+                    dist.recv(state[name], sender)
+        return state
 
 
-def _joined(batches: Sequence[Batch]) -> dict[str, Tensor]:
+def _joined(batches: Sequence[Batch]) -> dict[str, Any]:
     """The rows of all micro-batches, each padded to the size of the largest by rows and tokens without labels."""
-    if unknown := set(batches[0]) - PADDING.keys():
+    unknown = set(batches[0]) - PADDING.keys()
+    if unknown:
         raise Refusal(f"parallelism=pipeline: it is not known how to send {', '.join(sorted(unknown))}.")
-    rows, tokens = (max(each["input_ids"].shape[axis] for each in batches) for axis in (0, 1))
-    found: dict[str, list[Tensor]] = {name: [] for name in batches[0]}
+    rows = max(batch["input_ids"].shape[0] for batch in batches)
+    tokens = max(batch["input_ids"].shape[1] for batch in batches)
+    parts: dict[str, list[Tensor]] = {name: [] for name in batches[0]}
     for batch in batches:
-        for name, each in batch.items():
-            each = pad(each, (0, tokens - each.shape[1]), value=PADDING[name])
-            more = each[:1].expand(rows - len(each), -1)
-            found[name] += [each, torch.full_like(more, IGNORE_INDEX) if name == "labels" else more]
-    return {name: torch.cat([each for each in parts if len(each)]) for name, parts in found.items()}
+        for name, values in batch.items():
+            values = pad(values, (0, tokens - values.shape[1]), value=PADDING[name])
+            parts[name].append(values)
+            if len(values) < rows:
+                filling = values[:1].expand(rows - len(values), -1)
+                if name == "labels":
+                    filling = torch.full_like(filling, IGNORE_INDEX)
+                parts[name].append(filling)
+    return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
 # --- of a model --------------------------------------------------------------------------------------
@@ -249,9 +318,9 @@ def _joined(batches: Sequence[Batch]) -> dict[str, Tensor]:
 _ATTRIBUTE = "legroom_pipeline"  # of the model: a table beside it would keep the model alive
 
 
-def split(model: PreTrainedModel, own: Parallelism) -> None:
+def split(model: PreTrainedModel, settings: Parallelism) -> None:
     """Keeps this rank's parts of a model. Needs the initialised process group."""
-    vars(model)[_ATTRIBUTE] = Pipeline(model, own)
+    vars(model)[_ATTRIBUTE] = Pipeline(model, settings)
 
 
 def of(model: Any) -> Pipeline | None:
@@ -270,17 +339,17 @@ def attach(accelerator: Accelerator, model: Any) -> Pipeline | None:
 
 def check(name: str, config: PretrainedConfig, task: str) -> None:
     """Raises Refusal for a model that cannot be split. name: as typed."""
-    kind = config.get_text_config().model_type
+    text_config = config.get_text_config()
     if task != "language_modelling":
         raise Refusal(
             f"parallelism=pipeline is for the next token's loss, and the task here is {task}. Type parallelism=fsdp."
         )
-    if kind not in model_families.PIPELINE:
+    if text_config.model_type not in model_families.PIPELINE:
         raise Refusal(
-            f"parallelism=pipeline: models of type {kind} were not seen to compute the same in parts, as {name} would. "
-            f"Type parallelism=fsdp; these were: {', '.join(sorted(model_families.PIPELINE))}."
+            f"parallelism=pipeline: models of type {text_config.model_type} were not seen to compute the same in "
+            f"parts, as {name} would. Type parallelism=fsdp; these were: {', '.join(sorted(model_families.PIPELINE))}."
         )
-    if getattr(config.get_text_config(), "output_router_logits", False):
+    if getattr(text_config, "output_router_logits", False):
         raise Refusal(
             f"parallelism=pipeline: the routers' loss of {name} (output_router_logits) is of all layers. Type "
             "parallelism=fsdp."

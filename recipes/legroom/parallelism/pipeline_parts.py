@@ -15,7 +15,9 @@ class Passing(nn.Module):
 
     def __init__(self, like: nn.Module):
         super().__init__()
-        vars(self).update({key: each for key, each in vars(like).items() if isinstance(each, str | int | float)})
+        for name, value in vars(like).items():
+            if isinstance(value, str | int | float):
+                setattr(self, name, value)
 
     def forward(self, given: Any, *_: Any, **__: Any) -> Any:
         return given
@@ -56,25 +58,30 @@ class Part(nn.Module):
 
 def layers_of(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """The layers, which are the longest ModuleList, and their name."""
-    found = [(name, each) for name, each in model.named_modules() if isinstance(each, nn.ModuleList)]
-    return max(found, key=lambda each: len(each[1]))
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda named: len(named[1]))
 
 
 def around(model: PreTrainedModel, path: str) -> tuple[list[str], list[str]]:
-    """Names of the modules with weights before and behind the layers, by transformers' plan where the model has one,
-    or by their order. path: the name of the layers."""
+    """Names of the modules with weights before and behind the layers, by transformers' plan where it names them all,
+    or else by their order. path: the name of the layers."""
     parent, _, layers = path.rpartition(".")
-    plan = transformers_models_private.pipeline_plan(model)
-    children = dict(model.get_submodule(parent).named_children())
-    beside = [name for name, each in children.items() if name == layers or name in plan or _has_weights(each)]
-    order = plan if set(plan) == {*beside} else beside
-    place = order.index(layers)
-    outside = [
-        name for name, each in model.named_children() if _has_weights(each) and not f"{path}.".startswith(f"{name}.")
-    ]
     prefix = f"{parent}." if parent else ""
-    return [prefix + name for name in order[:place]], [prefix + name for name in order[place + 1 :]] + outside
+    plan = transformers_models_private.pipeline_plan(model)
+    order = []
+    for name, module in model.get_submodule(parent).named_children():
+        if name == layers or name in plan or _has_weights(module):
+            order.append(name)
+    if set(plan) == set(order):
+        order = plan
+    place = order.index(layers)
+    before = [prefix + name for name in order[:place]]
+    after = [prefix + name for name in order[place + 1 :]]
+    for name, module in model.named_children():
+        if _has_weights(module) and not path.startswith(f"{name}.") and path != name:
+            after.append(name)
+    return before, after
 
 
 def _has_weights(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
+    return next(module.parameters(), None) is not None

@@ -15,7 +15,9 @@ def inner_model(accelerator: Accelerator, model: Any) -> Any:
 
 def base_model(model: Any) -> Any:
     """The model beside whose layers an adapter lies; the model itself without one."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -37,33 +39,40 @@ def evaluation_weights(optimizer: Any) -> Iterator[None]:
         yield
         return
 
-    def weights() -> Iterator[Any]:  # anew: an evaluation in 16 bits gives them other memory meanwhile
-        for weight in (weight.detach() for group in inner.param_groups for weight in group["params"]):
-            yield weight.to_local() if hasattr(weight, "to_local") else weight  # FSDP's shards
-
-    kept = [weight.to("cpu", copy=True) for weight in weights()]
+    trained = [weight.to("cpu", copy=True) for weight in _local_weights(inner)]
     try:
         inner.eval()
         yield
     finally:
         inner.train()
-        for weight, before in zip(weights(), kept):
+        # Asked for anew: an evaluation in 16 bits has given the weights other memory.
+        for weight, before in zip(_local_weights(inner), trained):
             weight.copy_(before)
+
+
+def _local_weights(optimizer: Any) -> Iterator[Any]:
+    """This rank's part of each weight of an optimizer."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight = weight.detach()
+            if hasattr(weight, "to_local"):  # a shard of FSDP
+                weight = weight.to_local()
+            yield weight
 
 
 @contextlib.contextmanager
 def without_routers_loss(model: Any) -> Iterator[None]:
     """Inside, the loss of a model with experts is that of its labels alone, of which a perplexity is made: with
     output_router_logits transformers adds one that balances the experts."""
-    text: Any = model.config.get_text_config() if hasattr(model, "config") else None
-    adds = getattr(text, "output_router_logits", False)
+    config: Any = model.config.get_text_config() if hasattr(model, "config") else None
+    if not getattr(config, "output_router_logits", False):
+        yield
+        return
+    config.output_router_logits = False
     try:
-        if adds:
-            text.output_router_logits = False
         yield
     finally:
-        if adds:
-            text.output_router_logits = adds
+        config.output_router_logits = True
 
 
 def start_training(optimizer: Any) -> None:

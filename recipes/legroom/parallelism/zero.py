@@ -18,18 +18,18 @@ def configuration(cfg: Config) -> dict[str, Any]:
 
     Keys: https://www.deepspeed.ai/docs/config-json
     """
-    own = cfg.parallelism
+    parallelism = cfg.parallelism
     zero: dict[str, Any] = {
-        "stage": own.stage,
+        "stage": parallelism.stage,
         "reduce_bucket_size": "auto",
-        "offload_optimizer": {"device": "none" if own.offload == "none" else "cpu"},
+        "offload_optimizer": {"device": "cpu" if parallelism.offload in ("optimizer", "all") else "none"},
     }
-    if own.stage == 3:
+    if parallelism.stage == 3:
         zero |= {
-            "offload_param": {"device": "cpu" if own.offload == "all" else "none"},
+            "offload_param": {"device": "cpu" if parallelism.offload == "all" else "none"},
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": "auto",
-            "stage3_max_live_parameters": own.live_parameters,
+            "stage3_max_live_parameters": parallelism.live_parameters,
             "stage3_max_reuse_distance": 0,  # free gathered weights after each use
             "stage3_gather_16bit_weights_on_model_save": True,  # in their own type
         }
