@@ -71,7 +71,7 @@ def test_scripts_of_every_kind_get_a_verdict(checked, text):
 def test_the_parts_of_adamw_are_those_of_its_weights(checked):
     found = checked(scripts.LLAMA + "train(llama().cuda())")
     (estimate,) = found.estimates.values()
-    (weights,) = {sum(elements for elements, _ in found.outcome.found["trained"])}
+    (weights,) = {sum(elements for elements, _ in found.outcome.recorded["trained"])}
     assert estimate.parts["parameters"] == 4 * weights
     assert 2 * 4 * weights <= estimate.parts["optimizer"] < 2.02 * 4 * weights  # two states, and a count of steps each
     assert estimate.step_seconds_low < estimate.step_seconds < estimate.step_seconds_high
@@ -173,7 +173,7 @@ def test_one_rank_of_several_is_followed(checked, text, ranks):
     found = checked(text, launcher=torchrun(ranks))
     assert found.estimates, found.why
     (estimate,) = found.estimates.values()
-    trained = sum(elements for elements, _ in found.outcome.found["trained"]) * 4
+    trained = sum(elements for elements, _ in found.outcome.recorded["trained"]) * 4
     states = estimate.parts["optimizer"]
     sharded = text is scripts.FSDP2
     assert states == pytest.approx(2 * trained / (ranks if sharded else 1), rel=0.05)

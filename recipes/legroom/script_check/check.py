@@ -39,13 +39,20 @@ class Checked:
 
 @dataclass(frozen=True)
 class Settings:
-    """margin: what 'fits' keeps free, as a share. strict: a number that nobody computed decides nothing. ranks: of the
-    training; None: as many as the command line's launcher starts. rank: which is followed. seconds: that the script may
-    take. network: it may use the network. changes: in the script while it runs (inside/legroom_inside/levers.py); None:
-    it is not looked at. page: whether a page will show the step. budget: bytes of device memory above which nothing
-    'fits'. cuda_build: the CUDA build of the script's torch may be fetched. longest: two more steps are on the longest
-    rows that the script reads.
-    memory_bytes: of this machine that it may take; None: nearly all that is free."""
+    """How a script is followed, and judged.
+
+    margin: what 'fits' keeps free, as a share.
+    strict: a number that nobody computed decides nothing.
+    ranks: of the training; None: as many as the command line's launcher starts. rank: which is followed.
+    seconds: the most that the script may take.
+    network: it may use the network.
+    changes: in the script while it runs (inside/legroom_inside/levers.py); None: what it trains with is not looked at.
+    page: whether a page will show the step.
+    budget: bytes of device memory above which nothing 'fits'.
+    cuda_build: the CUDA build of the script's torch may be fetched.
+    longest: two more steps are on the longest rows that the script reads.
+    memory_bytes: of this machine that it may take; None: nearly all that is free.
+    """
 
     margin: float = MARGIN
     strict: bool = False
@@ -93,10 +100,10 @@ def check(
     """
     program = command.parse([os.fspath(script), *argv])
     settings = Settings(margin, strict, gpus, seconds=seconds, network=network)
-    (found,) = followed(program, {"": gpu_of(gpu)}, settings)
-    if not found.estimates:
-        raise Refusal(found.why)
-    return found.estimates[""]
+    (result,) = followed(program, {"": gpu_of(gpu)}, settings)
+    if not result.estimates:
+        raise Refusal(result.why)
+    return result.estimates[""]
 
 
 def followed(
@@ -107,16 +114,16 @@ def followed(
 ) -> list[Checked]:
     """Run a program on each GPU. Returns what came of each. Raises Refusal where its environment or its ranks cannot be
     used."""
-    own = {name: value for name, value in program.environment.items() if name != device.VISIBLE}
-    cards = device.typed_cards(program.environment)
-    program = dataclasses.replace(program, environment=own)
     _check_ranks(program, settings)
+    typed_cards = device.typed_cards(program.environment)
+    variables = {name: value for name, value in program.environment.items() if name != device.VISIBLE}
     if settings.ranks is not None:
-        local = min(settings.ranks, device.MOST_CARDS)
-        environment = own | command.rank_environment(settings.ranks, local, settings.rank)
-        program = dataclasses.replace(program, ranks=settings.ranks, local_ranks=local, environment=environment)
+        local_ranks = min(settings.ranks, device.MOST_CARDS)
+        variables |= command.rank_environment(settings.ranks, local_ranks, settings.rank)
+        program = dataclasses.replace(program, ranks=settings.ranks, local_ranks=local_ranks)
+    program = dataclasses.replace(program, environment=variables)
     environment = process.environment_for(program, settings.cuda_build)
-    cards = min(max(cards, program.local_ranks or 1), device.MOST_CARDS)
+    cards = min(max(typed_cards, program.local_ranks or 1), device.MOST_CARDS)
     return [_one(program, environment, name, gpu, settings, cards, on_message) for name, gpu in gpus.items()]
 
 
@@ -148,7 +155,9 @@ def _one(
     options: dict[str, Any] = {"strict": settings.strict, "longest": settings.longest}
     if settings.changes is not None:
         options["changes"] = settings.changes
-    steps = STEPS + (1 if ranks > 1 else 0)  # DDP orders its buckets anew in the second
+    steps = STEPS
+    if ranks > 1:
+        steps += 1  # DDP orders its buckets anew in the second
     asked = process.Asked(steps, options, settings.seconds, settings.memory_bytes, settings.network)
     cuda_major = cuda_build.cuda_major(environment)
     assert cuda_major is not None, "environment_for has seen to it"
@@ -156,33 +165,33 @@ def _one(
     def run(has_more: bool, yes: Sequence[str]) -> process.Outcome:
         memory_bytes = device.MORE_THAN_ANY_BYTES if has_more else gpu.memory_bytes
         variables = device.variables(gpu, cuda_major, cards, memory_bytes, os.environ)
-        made = dataclasses.replace(asked, options={**options, "yes": list(yes)})
-        return process.run(program, environment, variables, made, on_message)
+        with_answers = dataclasses.replace(asked, options={**options, "yes": list(yes)})
+        return process.run(program, environment, variables, with_answers, on_message)
 
     outcome, ran_out = _answered_both_ways(run)
-    made = Checked(program, outcome, gpus={name: gpu})
-    if outcome.found is None:
-        made.why = why_not(outcome, steps)
+    result = Checked(program, outcome, gpus={name: gpu})
+    if outcome.recorded is None:
+        result.why = why_not(outcome, steps)
         if outcome.hidden_by is not None:
-            made.why += f" {no_card_left(outcome.hidden_by, cards)}"
-        return made
-    made.facts = outcome.found.get("facts", {})
+            result.why += f" {no_card_left(outcome.hidden_by, cards)}"
+        return result
+    result.facts = outcome.recorded.get("facts", {})
     from legroom.script_check import recording, verdict  # imports torch
 
-    seen = recording.read(outcome.found)
-    if not seen.log.events:
-        made.why = "nothing of the step is on the GPU: the script does not move its model there."
+    step = recording.read(outcome.recorded)
+    if not step.log.events:
+        result.why = "nothing of the step is on the GPU: the script does not move its model there."
         if outcome.hidden_by is not None:
-            made.why = f"nothing of the step is on a GPU. {no_card_left(outcome.hidden_by, cards)}"
-        return made
+            result.why = f"nothing of the step is on a GPU. {no_card_left(outcome.hidden_by, cards)}"
+        return result
     try:
-        made.estimates[name] = verdict.judge(seen, gpu, settings.margin, ranks, ran_out)
+        result.estimates[name] = verdict.judge(step, gpu, settings.margin, ranks, ran_out)
     except Refusal as error:  # of this GPU alone
-        made.why = str(error)
-        return made
+        result.why = str(error)
+        return result
     if settings.page:
-        made.steps[name] = verdict.page(seen, gpu, ranks)
-    return made
+        result.steps[name] = verdict.page(step, gpu, ranks)
+    return result
 
 
 def _answered_both_ways(run: Callable[[bool, Sequence[str]], process.Outcome]) -> tuple[process.Outcome, bool]:
@@ -192,20 +201,21 @@ def _answered_both_ways(run: Callable[[bool, Sequence[str]], process.Outcome]) -
     answered yes.
     """
     outcome = run(False, ())
-    ran_out = outcome.found is None and outcome.ran_out
+    ran_out = outcome.recorded is None and outcome.ran_out
     if ran_out:
         outcome = run(True, ())
-    latest, yes = outcome, list[str]()
-    while latest.found is None and latest.status in (process.FAILED, process.ENDED) and len(yes) < MOST_YES:
+    latest = outcome
+    yes: list[str] = []
+    while latest.recorded is None and latest.status in (process.FAILED, process.ENDED) and len(yes) < MOST_YES:
         line = last_decided(latest, yes)
         if line is None:
             break
         yes.append(line)  # no has led to an end: what would yes have led to?
         latest = run(ran_out, yes)
-        if latest.found is None and latest.ran_out and not ran_out:
+        if latest.recorded is None and latest.ran_out and not ran_out:
             ran_out = True
             latest = run(True, yes)
-        if latest.found is not None or latest.steps > outcome.steps:
+        if latest.recorded is not None or latest.steps > outcome.steps:
             outcome = latest
         elif latest.steps < outcome.steps:
             break
@@ -232,22 +242,22 @@ def last_decided(outcome: process.Outcome, answered: Sequence[str]) -> str | Non
 
 def why_not(outcome: process.Outcome, steps: int = STEPS) -> str:
     """Why there is no verdict, in a line: whose fault it was, and where."""
-    decided = [note.partition(" decides by")[0] for note in outcome.notes if " decides by a number" in note]
-    guessed = ""
-    if decided:
-        guessed = f" (It decides by a number that nobody computed, at {', '.join(decided[:3])}.)"
-    where = f"{outcome.line}: " if outcome.line and outcome.line not in outcome.error else ""
+    error = outcome.error
+    if outcome.line and outcome.line not in error:
+        error = f"{outcome.line}: {error}"
     if outcome.status == process.REFUSED:
-        return f"{where}{outcome.error}"
+        return error
     if outcome.status == process.FAILED:
         for note in outcome.notes:
-            line, is_beyond, _ = note.partition(" makes a")
-            if is_beyond and "beyond all sizes" in note:
+            line, is_size, _ = note.partition(" makes a")
+            if is_size and "beyond all sizes" in note:
                 return (
                     f"{line}: a size is made of a number that only a run computes. Pad to a fixed size. The script's "
-                    f"own error: {where}{outcome.error}"
+                    f"own error: {error}"
                 )
-        return f"the script fails: {where}{outcome.error or 'see what it printed'}{guessed}"
+        if not outcome.error:
+            error += "see what it printed"
+        return f"the script fails: {error}{_guessed(outcome)}"
     if outcome.status == process.ENDED:
         if outcome.exit_code:  # it has said why: a wrong argument, mostly
             return (
@@ -256,7 +266,19 @@ def why_not(outcome: process.Outcome, steps: int = STEPS) -> str:
             )
         return (
             f"the script ended after {outcome.steps} optimizer steps, and {steps} are needed: give it more rows or "
-            f"more steps.{guessed}"
+            f"more steps.{_guessed(outcome)}"
         )
     reached = f", behind {outcome.reached}" if outcome.reached else ""
     return f"{outcome.error} after {outcome.steps} optimizer steps{reached}."
+
+
+def _guessed(outcome: process.Outcome) -> str:
+    """At which lines a script has decided by numbers that nobody computed, which may have led it astray."""
+    lines = []
+    for note in outcome.notes:
+        line, decides, _ = note.partition(" decides by a number")
+        if decides:
+            lines.append(line)
+    if not lines:
+        return ""
+    return f" (It decides by a number that nobody computed, at {', '.join(lines[:3])}.)"

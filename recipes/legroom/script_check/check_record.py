@@ -28,7 +28,9 @@ STATUSES = {process.REFUSED: "refused", process.TIMEOUT: "timeout", process.KILL
 
 def folders(into: Path, names: list[str]) -> dict[str, Path]:
     """Where the records belong: of several GPUs, in a folder of each one's name."""
-    return {name: into / name if len(names) > 1 else into for name in names}
+    if len(names) == 1:
+        return {names[0]: into}
+    return {name: into / name for name in names}
 
 
 def prepare(into: Path, names: list[str]) -> None:
@@ -43,27 +45,35 @@ def prepare(into: Path, names: list[str]) -> None:
             raise Refusal(f"--into {into}: {error}. Name another folder.") from error
 
 
-def record_of(found: Checked, name: str, options: list[str]) -> Record:
-    """What a check has found for the GPU of that name. options: what was typed before the script."""
-    program, outcome, estimate = found.program, found.outcome, found.estimates.get(name)
-    gpu = config.to_dict(found.gpus[name])
+def record_of(result: Checked, name: str, options: list[str]) -> Record:
+    """What a check came to for the GPU of that name. options: what was typed before the script."""
+    program = result.program
+    outcome = result.outcome
+    gpu = config.to_dict(result.gpus[name])
     environment = of_device("cuda", gpu["device_name"], gpu["memory_bytes"])
     environment["started_at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     typed = without_secrets(program.typed)
     job = {"recipe": {"name": "estimate"}, "gpu": gpu, "program": typed}
-    made = Record("estimate", [f"gpu={name}"], {"gpu": gpu}, config_key(job, environment["versions"]), environment)
+    record = Record("estimate", [f"gpu={name}"], {"gpu": gpu}, config_key(job, environment["versions"]), environment)
     ended_by = "legroom" if outcome.by_us else "script"
-    made.program = Program(program.name, typed, options, outcome.steps, ended_by, outcome.exit_code)
-    if estimate is not None:
-        _fill(made, estimate)
-        if name in found.steps:
-            made.operations = Operations(**found.steps[name].pop("summary"))
+    record.program = Program(program.name, typed, options, outcome.steps, ended_by, outcome.exit_code)
+    if name in result.estimates:
+        _fill(record, result.estimates[name])
+        if name in result.steps:
+            record.operations = Operations(**result.steps[name].pop("summary"))
     else:
-        made.status = STATUSES.get(outcome.status, "failed")
-        kind = "Refusal" if outcome.by_us else outcome.error.partition(":")[0].strip(".") or "SystemExit"
-        made.error = Error("step" if outcome.steps else "load", kind, bare(found.why))
-    made.warnings += map(bare, outcome.notes)
-    return made
+        record.status = STATUSES.get(outcome.status, "failed")
+        phase = "step" if outcome.steps else "load"
+        record.error = Error(phase, _error_type(outcome), bare(result.why))
+    record.warnings += [bare(note) for note in outcome.notes]
+    return record
+
+
+def _error_type(outcome: process.Outcome) -> str:
+    """The class of the error that ended a script, or of ours."""
+    if outcome.by_us:
+        return "Refusal"
+    return outcome.error.partition(":")[0].strip(".") or "SystemExit"
 
 
 def bare(text: str) -> str:
@@ -73,71 +83,96 @@ def bare(text: str) -> str:
 
 def without_secrets(typed: str) -> str:
     """A command line with *** in place of tokens and passwords."""
-    shown, hides = [], False
+    words = []
+    hides_next = False
     for word in shlex.split(typed):
-        name, is_given, _ = word.partition("=")
+        name, has_value, _ = word.partition("=")
+        is_flag = word.startswith("-")
         is_secret = SECRET.search(name) is not None
-        value = f"{name}=***" if is_secret and is_given else "***" if hides and not word.startswith("-") else word
-        hides = is_secret and not is_given and word.startswith("-")
-        shown.append(value)
-    return shlex.join(shown)
+        if is_secret and has_value:
+            words.append(f"{name}=***")
+        elif hides_next and not is_flag:
+            words.append("***")
+        else:
+            words.append(word)
+        hides_next = is_secret and is_flag and not has_value
+    return shlex.join(words)
 
 
-def _fill(made: Record, estimate: StepEstimate) -> None:
+def _fill(record: Record, estimate: StepEstimate) -> None:
     """Enter the figures of a step."""
-    memory, speed, left = made.memory, made.speed, estimate.left_bytes
+    memory = record.memory
     for part, size in estimate.parts.items():
         setattr(memory, f"{part}_bytes", size)
-    memory.peak_tensor_bytes, memory.peak_phase = estimate.tensor_bytes, estimate.peak_phase
-    memory.peak_allocated_bytes, memory.peak_reserved_bytes = estimate.allocated_bytes, estimate.reserved_bytes
-    memory.context_bytes, memory.device_used_bytes = estimate.context_bytes, estimate.device_used_bytes
+    memory.peak_tensor_bytes = estimate.tensor_bytes
+    memory.peak_phase = estimate.peak_phase
+    memory.peak_allocated_bytes = estimate.allocated_bytes
+    memory.peak_reserved_bytes = estimate.reserved_bytes
+    memory.context_bytes = estimate.context_bytes
+    memory.device_used_bytes = estimate.device_used_bytes
     memory.nccl_bytes = estimate.device_used_bytes - estimate.reserved_bytes - estimate.context_bytes or None
-    speed.step_seconds_median, speed.bound_by = estimate.step_seconds, estimate.bound_by
-    speed.step_seconds_low, speed.step_seconds_high = estimate.step_seconds_low, estimate.step_seconds_high
+    speed = record.speed
+    speed.step_seconds_median = estimate.step_seconds
+    speed.step_seconds_low = estimate.step_seconds_low
+    speed.step_seconds_high = estimate.step_seconds_high
+    speed.bound_by = estimate.bound_by
     speed.model_flops_per_step = estimate.model_flops
-    made.estimate = Estimate(estimate.fits, left, estimate.capacity_bytes, estimate.verdict, estimate.kept_bytes)
-    made.estimate.largest = list(estimate.largest)
-    made.warnings += map(bare, estimate.notes)
-    made.status = "oom" if estimate.verdict == DOES_NOT_FIT else "ok"
-    if made.status == "oom":
+    record.estimate = Estimate(
+        estimate.fits, estimate.left_bytes, estimate.capacity_bytes, estimate.verdict, estimate.kept_bytes
+    )
+    record.estimate.largest = list(estimate.largest)
+    record.warnings += [bare(note) for note in estimate.notes]
+    record.status = "ok"
+    if estimate.verdict == DOES_NOT_FIT:
+        record.status = "oom"
         first = str(estimate).partition("\n")[0]
-        made.error = Error(estimate.peak_phase or "step", "PredictedOutOfMemory", first)
+        record.error = Error(estimate.peak_phase or "step", "PredictedOutOfMemory", first)
 
 
-def enter_run(made: Record, estimate: StepEstimate, steps: int, ranks: int, price_per_hour: float | None) -> WholeRun:
+def enter_run(record: Record, estimate: StepEstimate, steps: int, ranks: int, price_per_hour: float | None) -> WholeRun:
     """Enter how long a run of so many steps takes, each as long as the one that was followed. price_per_hour: of one
     GPU."""
-    middle = (estimate.step_seconds_low, estimate.step_seconds, estimate.step_seconds_high)
-    low, seconds, high = (steps * each for each in middle)
-    parts = [run_parts.start(), run_parts.Part("steps", steps, (low, seconds, high), run_parts.PREDICTED)]
-    made.whole_run = run_parts.sum_of(parts, steps, ranks, price_per_hour)
-    return made.whole_run
+    seconds = (
+        steps * estimate.step_seconds_low,
+        steps * estimate.step_seconds,
+        steps * estimate.step_seconds_high,
+    )
+    parts = [run_parts.start(), run_parts.Part("steps", steps, seconds, run_parts.PREDICTED)]
+    record.whole_run = run_parts.sum_of(parts, steps, ranks, price_per_hour)
+    return record.whole_run
 
 
-def enter_evaluation(made: Record, one: StepEstimate) -> None:
+def enter_evaluation(record: Record, evaluation: StepEstimate) -> None:
     """Enter what a step with an evaluation behind it takes. The verdict changes where that does not fit, too."""
-    estimate, first = made.estimate, str(one).splitlines()[0]
+    estimate = record.estimate
     assert estimate is not None, "the step was followed"
-    estimate.evaluation_reserved_bytes = one.reserved_bytes
-    if one.left_bytes < estimate.margin_bytes:
-        if not one.fits:
-            estimate.fits, estimate.margin_bytes, estimate.verdict = False, one.left_bytes, one.verdict
-        made.warnings.append(f"the evaluation needs more than a step: {first}")
-    if one.verdict == DOES_NOT_FIT and made.error is None:
-        made.status, made.error = "oom", Error("eval", "PredictedOutOfMemory", first)
+    first = str(evaluation).splitlines()[0]
+    estimate.evaluation_reserved_bytes = evaluation.reserved_bytes
+    if evaluation.left_bytes < estimate.margin_bytes:
+        if not evaluation.fits:
+            estimate.fits = False
+            estimate.margin_bytes = evaluation.left_bytes
+            estimate.verdict = evaluation.verdict
+        record.warnings.append(f"the evaluation needs more than a step: {first}")
+    if evaluation.verdict == DOES_NOT_FIT and record.error is None:
+        record.status = "oom"
+        record.error = Error("eval", "PredictedOutOfMemory", first)
 
 
 def write(into: Path, runs: list[Checked], records: dict[str, Record]) -> Path:
     """Write records and pages, of several GPUs the page that compares them, too. Returns the first page's path. Raises
     OSError."""
-    steps, places = {name: step for run in runs for name, step in run.steps.items()}, folders(into, list(records))
-    for name, folder in places.items():
+    steps = {}
+    for run in runs:
+        steps |= run.steps
+    of_names = folders(into, list(records))
+    for name, folder in of_names.items():
         (folder / step_file.FILE_NAME).unlink(missing_ok=True)  # of an earlier check
         if name in steps:
             step_file.write(steps[name], folder)
         record_file.write(records[name], folder)
     if len(records) > 1:
-        report.make(list(places.values()), into)  # and not of an earlier check, or of other runs there
+        report.make(list(of_names.values()), into)  # and not of an earlier check, or of other runs there
     else:
         run_page.write(next(iter(records.values())), into)
     return into / run_page.PAGE

@@ -16,6 +16,7 @@ import yaml
 
 from legroom import paths, yaml_table
 from legroom.errors import Refusal
+from legroom.script_check.interpreter import missing_in
 
 FILE, MODULE, COMMAND = "file", "module", "command"
 PYTHON = re.compile(r"^python([23](\.\d+)?)?(\.exe)?$")
@@ -59,7 +60,9 @@ class Program:
     @property
     def name(self) -> str:
         """What it is called in a line: the file without its folder, or the module."""
-        return Path(self.target).name if self.kind == FILE else self.target
+        if self.kind == FILE:
+            return Path(self.target).name
+        return self.target
 
 
 def parse(line: list[str]) -> Program:
@@ -69,7 +72,8 @@ def parse(line: list[str]) -> Program:
     Raises Refusal: nothing is named, it is not there, or it is not Python's.
     """
     rest = line[1:] if line[:1] == ["--"] else list(line)
-    typed, environment = shlex.join(rest), {}
+    typed = shlex.join(rest)
+    environment = {}
     while rest and VARIABLE.match(rest[0]):
         name, _, value = rest.pop(0).partition("=")
         environment[name] = value
@@ -78,11 +82,13 @@ def parse(line: list[str]) -> Program:
         rest = rest[2:]
     if not rest:
         raise Refusal("no script is named. Type it behind the options: train.py --batch_size 8")
-    found = _started_by(rest)
+    fields = _started_by(rest)
+    fields["typed"] = typed
+    fields["environment"] = environment | fields.get("environment", {})
     project_python = Path(".venv/bin/python")
     if in_project and project_python.exists():
-        found["python"] = str(project_python.absolute())
-    return Program(**{**found, "environment": environment | found.get("environment", {}), "typed": typed})
+        fields["python"] = str(project_python.absolute())
+    return Program(**fields)
 
 
 def _started_by(line: list[str]) -> dict[str, Any]:
@@ -105,7 +111,8 @@ def _started_by(line: list[str]) -> dict[str, Any]:
 
 def _python(line: list[str]) -> dict[str, Any]:
     """What stands behind `python`."""
-    rest, flags = list(line), list[str]()
+    rest = list(line)
+    flags: list[str] = []
     while rest and rest[0].startswith("-"):
         flag = rest.pop(0)
         if flag == "-m":
@@ -117,10 +124,10 @@ def _python(line: list[str]) -> dict[str, Any]:
             flags.append(rest.pop(0))
     if not rest:
         raise Refusal("python: no script is named behind it.")
-    found = _file(rest[0], rest[1:])
-    if found is None:
+    fields = _file(rest[0], rest[1:])
+    if fields is None:
         raise Refusal(f"{rest[0]}: there is no such file in {os.getcwd()}.")
-    return found | {"flags": flags}
+    return fields | {"flags": flags}
 
 
 def _module(line: list[str]) -> dict[str, Any]:
@@ -143,14 +150,14 @@ def _file(name: str, argv: list[str]) -> dict[str, Any] | None:
         raise Refusal("the script's name is empty: is the shell's variable set?")
     if not path.exists():
         if path.suffix or os.sep in name:
-            raise Refusal(f"{name}: there is no such file{'' if path.is_absolute() else f' in {os.getcwd()}'}.")
+            raise Refusal(f"{name}: there is no such file{missing_in(str(path))}.")
         return None
     if path.is_dir():
         if not (path / "__main__.py").exists():
             raise Refusal(f"{name} is a folder without a __main__.py. Name the script in it.")
     elif path.suffix == ".ipynb":
         raise Refusal(f"{name} is a notebook. Make a script of it: jupyter nbconvert --to script {shlex.quote(name)}")
-    elif path.suffix in SHELLS or path.suffix != ".py" and not _is_python(path):
+    elif path.suffix in SHELLS or (path.suffix != ".py" and not _is_python(path)):
         raise Refusal(f"{name} is not Python. Name the script that it starts, with its arguments.")
     return {"kind": FILE, "target": str(path.absolute()), "argv": list(argv)}
 
@@ -179,19 +186,19 @@ def _command(name: str, argv: list[str]) -> dict[str, Any]:
         raise Refusal(f"{name}: there is no such file in {os.getcwd()}, and no such command is installed.{hint}")
     if not _is_python(Path(path)):
         raise Refusal(f"{name} is not Python. Name the script that it starts, with its arguments.")
-    found: dict[str, Any] = {"kind": COMMAND, "target": name, "argv": list(argv), "python": name}
+    fields: dict[str, Any] = {"kind": COMMAND, "target": name, "argv": list(argv), "python": name}
     for flag in ("--num_processes", "--num-processes"):
         if flag in argv[:-1]:
             ranks = _count(argv[argv.index(flag) + 1], flag)
-            found |= {"ranks": ranks, "local_ranks": ranks}
-    return found
+            fields |= {"ranks": ranks, "local_ranks": ranks}
+    return fields
 
 
 # --- launchers ------------------------------------------------------------------------------------------
 
 
-def _launched(line: list[str], switches: Iterable[str], by: str) -> tuple[dict[str, str], list[str], list[str]]:
-    """(the launcher's own flags, '' for a switch; its own part; the rest, from the script on)."""
+def _launched(line: list[str], switches: Iterable[str], by: str) -> tuple[dict[str, str], list[str]]:
+    """(the launcher's own flags, '' for a switch; the rest, from the script on)."""
     flags: dict[str, str] = {}
     rest = list(line)
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -202,17 +209,13 @@ def _launched(line: list[str], switches: Iterable[str], by: str) -> tuple[dict[s
                 raise Refusal(f"{by} {text}: its value is missing.")
             value = rest.pop(0)
         flags[name] = value
-    own = line[: len(line) - len(rest)]
-    rest = rest[rest[:1] == ["--"] :]
+    if rest[:1] == ["--"]:
+        rest.pop(0)
     if not rest:
         raise Refusal(f"{by}: no script is named behind it.")
     if "no-python" in flags:
         raise Refusal(f"{by} --no-python: name the script itself.")
-    return flags, own, rest
-
-
-def _script(flags: dict[str, str], rest: list[str]) -> dict[str, Any]:
-    return _module(rest) if flags.keys() & {"m", "module"} else _python(rest)
+    return flags, rest
 
 
 def _count(text: str, flag: str) -> int | None:
@@ -227,12 +230,18 @@ def _count(text: str, flag: str) -> int | None:
 
 def _torchrun(line: list[str]) -> dict[str, Any]:
     """torchrun's ranks are set by their environment: rank 0 needs no agent, and the others need not be started."""
-    flags, _, rest = _launched(line, TORCHRUN_SWITCHES, "torchrun")
-    each = _count(flags.get("nproc-per-node", "1"), "--nproc_per_node")
+    flags, rest = _launched(line, TORCHRUN_SWITCHES, "torchrun")
+    if "m" in flags or "module" in flags:
+        fields = _module(rest)
+    else:
+        fields = _python(rest)
+    local_ranks = _count(flags.get("nproc-per-node", "1"), "--nproc_per_node")
     nodes = _count(flags.get("nnodes", "1"), "--nnodes") or 1
-    ranks = None if each is None else each * nodes
-    environment = {} if ranks is None else rank_environment(ranks, each)
-    return _script(flags, rest) | {"ranks": ranks, "local_ranks": each, "environment": environment}
+    if local_ranks is not None:
+        ranks = local_ranks * nodes
+        environment = rank_environment(ranks, local_ranks)
+        fields |= {"ranks": ranks, "local_ranks": local_ranks, "environment": environment}
+    return fields
 
 
 def rank_environment(ranks: int, local: int | None = None, rank: int = 0) -> dict[str, str]:
@@ -252,44 +261,59 @@ def rank_environment(ranks: int, local: int | None = None, rank: int = 0) -> dic
 def _accelerate(line: list[str]) -> dict[str, Any]:
     """`accelerate launch` is started as it is, since it tells its script more than ranks. The number of processes is
     that of its flag or of its file of configuration."""
-    flags, _, _ = _launched(line[2:], ACCELERATE_SWITCHES, "accelerate launch")
-    file = paths.expanded(flags.get("config-file") or ACCELERATE_DEFAULTS)
-    kept: Any = {}
-    if "config-file" in flags and not file.exists():
-        raise Refusal(f"accelerate launch --config_file {file}: there is no such file.")
-    if file.exists():
-        try:
-            kept = yaml.safe_load(file.read_bytes())  # bytes: the error of another encoding is YAML's, too
-        except (yaml.YAMLError, OSError) as error:
-            raise Refusal(f"accelerate launch --config_file {file}: {' '.join(str(error).split())}") from error
-        if not isinstance(kept, dict):
-            raise Refusal(f"accelerate launch --config_file {file}: it holds no keys.")
-    machines = _count(str(flags.get("num-machines") or kept.get("num_machines") or 1), "--num_machines") or 1
+    flags, _ = _launched(line[2:], ACCELERATE_SWITCHES, "accelerate launch")
+    configuration = _configuration_of_accelerate(flags)
+    machines = flags.get("num-machines") or configuration.get("num_machines") or 1
+    machines = _count(str(machines), "--num_machines") or 1
     if machines > 1:
         raise Refusal(
             "accelerate launch --num_machines: it would wait for the other machines. Type torchrun --nnodes "
             f"{machines} --nproc_per_node N, with the same script."
         )
-    asked = flags.get("num-processes") or kept.get("num_processes")
-    ranks = None if asked is None else _count(str(asked), "--num_processes")
+    ranks = flags.get("num-processes") or configuration.get("num_processes")
+    if ranks is not None:
+        ranks = _count(str(ranks), "--num_processes")
     return _launcher(line, ranks)
+
+
+def _configuration_of_accelerate(flags: dict[str, str]) -> dict[str, Any]:
+    """The file that `accelerate config` has written, or that was named. Raises Refusal where it cannot be read."""
+    path = paths.expanded(flags.get("config-file") or ACCELERATE_DEFAULTS)
+    if not path.exists():
+        if "config-file" in flags:
+            raise Refusal(f"accelerate launch --config_file {path}: there is no such file.")
+        return {}
+    try:
+        configuration = yaml.safe_load(path.read_bytes())  # bytes: the error of another encoding is YAML's, too
+    except (yaml.YAMLError, OSError) as error:
+        raise Refusal(f"accelerate launch --config_file {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(configuration, dict):
+        raise Refusal(f"accelerate launch --config_file {path}: it holds no keys.")
+    return configuration
 
 
 def _deepspeed(line: list[str]) -> dict[str, Any]:
     """DeepSpeed's launcher, on one machine."""
-    flags, _, _ = _launched(line[1:], DEEPSPEED_SWITCHES, "deepspeed")
+    flags, _ = _launched(line[1:], DEEPSPEED_SWITCHES, "deepspeed")
     if "hostfile" in flags or _count(flags.get("num-nodes", "1"), "--num_nodes") != 1:
         raise Refusal("deepspeed: several machines are not followed. Type torchrun --nnodes N --nproc_per_node M.")
-    asked = flags.get("num-gpus")
-    if "include" in flags:
-        asked = str(len(flags["include"].rpartition(":")[2].split(",")))
-    return _launcher(line, 1 if asked is None else _count(asked, "--num_gpus"))
+    if "include" in flags:  # localhost:0,1
+        ranks = len(flags["include"].rpartition(":")[2].split(","))
+    else:
+        ranks = _count(flags.get("num-gpus", "1"), "--num_gpus")
+    return _launcher(line, ranks)
 
 
 def _launcher(line: list[str], ranks: int | None) -> dict[str, Any]:
     if ranks is not None and ranks > MOST_STARTED:
         raise Refusal(f"{line[0]}: it would start {ranks} processes. Type torchrun --nproc_per_node {ranks} instead.")
-    found = {"kind": COMMAND, "target": line[0], "argv": line[1:], "python": line[0]}
     if shutil.which(line[0]) is None:
         raise Refusal(f"{line[0]}: no such command is installed.")
-    return found | {"ranks": ranks, "local_ranks": ranks}
+    return {
+        "kind": COMMAND,
+        "target": line[0],
+        "argv": line[1:],
+        "python": line[0],
+        "ranks": ranks,
+        "local_ranks": ranks,
+    }

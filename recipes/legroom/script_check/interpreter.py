@@ -37,18 +37,22 @@ RUNNERS = {
     "mamba": {"-n", "--name", "-p", "--prefix", "--cwd"},
     "micromamba": {"-n", "--name", "-p", "--prefix", "--cwd", "-r", "--root-prefix", "-e", "--env"},
     "uv": {
-        *(
-            "-p",
-            "--python",
-            "--project",
-            "--directory",
-            "--extra",
-            "--group",
-            "--only-group",
-            "--no-group",
-            "--package",
-        ),
-        *("-w", "--with", "--with-editable", "--with-requirements", "--env-file", "--index", "--index-url"),
+        "-p",
+        "--python",
+        "--project",
+        "--directory",
+        "--extra",
+        "--group",
+        "--only-group",
+        "--no-group",
+        "--package",
+        "-w",
+        "--with",
+        "--with-editable",
+        "--with-requirements",
+        "--env-file",
+        "--index",
+        "--index-url",
     },
     "poetry": {"-C", "--directory", "-P", "--project"},
     "pdm": {"-p", "--project"},
@@ -101,7 +105,9 @@ class Environment:
     @property
     def cuda_major(self) -> int | None:
         """12 or 13: which of CUDA's libraries torch looks for."""
-        return int(self.cuda_version.partition(".")[0]) if self.cuda_version else None
+        if not self.cuda_version:
+            return None
+        return int(self.cuda_version.partition(".")[0])
 
 
 # --- which Python ---------------------------------------------------------------------------------------
@@ -128,18 +134,18 @@ def python_of(line: Sequence[str], environment: Mapping[str, str] | None = None)
     if not argv:
         raise Refusal("no script is named. Type it behind the options: legroom check -- python train.py")
     path = search_path(variables)
-    found = _python_of_program(argv, path, variables)
-    if found is None:
+    python = _python_of_program(argv, path, variables)
+    if python is None:
         raise _no_python(argv[0], path)
-    return found
+    return python
 
 
 def search_path(environment: Mapping[str, str]) -> str:
     """PATH without the folder that `uvx` puts in front of it for Legroom's own environment."""
     folders = environment.get("PATH", os.defpath).split(os.pathsep)
     if _is_of_a_tool(Path(sys.prefix)):
-        own = os.path.dirname(sys.executable)
-        folders = [folder for folder in folders if folder != own]
+        legrooms = os.path.dirname(sys.executable)
+        folders = [folder for folder in folders if folder != legrooms]
     return os.pathsep.join(folders)
 
 
@@ -153,9 +159,10 @@ def _python_of_program(argv: list[str], path: str, environment: Mapping[str, str
     """The python of a program and its arguments, or None where no Python is seen."""
     name = argv[0]
     if PYTHON.fullmatch(Path(name).name):
-        found = shutil.which(name, path=path)
-        return Path(found).absolute() if found else None
-    if name == "-m" or name.endswith(".py") and Path(name).exists() or Path(name, "__main__.py").exists():
+        python = shutil.which(name, path=path)
+        return Path(python).absolute() if python else None
+    is_script = name.endswith(".py") and Path(name).exists()
+    if name == "-m" or is_script or Path(name, "__main__.py").exists():
         return _python_at_hand(path, environment)
     program = shutil.which(name, path=path)
     if program is None:
@@ -171,9 +178,11 @@ def _python_of_program(argv: list[str], path: str, environment: Mapping[str, str
         word = argv[place]
         if PYTHON.fullmatch(Path(word).name) or word.endswith(".py"):
             return _python_of_program(argv[place:], path, environment)
-        behind = shutil.which(word, path=path)
-        if behind is not None and (found := _python_of_script(Path(behind), path)):
-            return found
+        started = shutil.which(word, path=path)
+        if started is not None:
+            script_python = _python_of_script(Path(started), path)
+            if script_python is not None:
+                return script_python
     return None
 
 
@@ -182,8 +191,8 @@ def _python_at_hand(path: str, environment: Mapping[str, str]) -> Path:
     active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
     if active and Path(active, "bin", "python").exists():
         return Path(active, "bin", "python")
-    found = shutil.which("python", path=path) or shutil.which("python3", path=path)
-    return Path(found or sys.executable).absolute()
+    python = shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
+    return Path(python).absolute()
 
 
 def _first_bytes(program: Path) -> bytes:
@@ -207,12 +216,12 @@ def _python_of_script(program: Path, path: str) -> Path | None:
         argv = [word for word in argv[1:] if not word.startswith("-") and not VARIABLE.match(word)]
     if not argv or not PYTHON.fullmatch(Path(argv[0]).name):
         return None
-    found = shutil.which(argv[0], path=path)
-    if found is None:
+    python = shutil.which(argv[0], path=path)
+    if python is None:
         raise Refusal(
             f"{program}: it is started by {argv[0]}, which is not there. Install it anew, or name its python."
         )
-    return Path(found)
+    return Path(python)
 
 
 def _beside(program: Path) -> Path | None:
@@ -225,21 +234,25 @@ def _beside(program: Path) -> Path | None:
 def _python_of_runner(argv: list[str], path: str, environment: Mapping[str, str]) -> Path:
     """`uv run`, `conda run -n NAME`, ...: they are asked themselves, in a sandbox, because some of them make their
     environment first. Raises Refusal with what they say."""
-    options = RUNNERS[Path(argv[0]).name]
-    behind = argv.index("run") + 1
-    while behind < len(argv) and argv[behind].startswith("-") and argv[behind] != "--":
-        behind += 2 if argv[behind] in options else 1
-    runner = shlex.join(argv[:behind])
-    asked = [*argv[:behind], "python", "-c", "import sys; print(sys.executable)"]
-    best = sandbox.protection().kind
-    kind = best if best in sandbox.WITH_OVERLAYS else "none"  # Landlock would refuse what they write on the way
+    options_with_value = RUNNERS[Path(argv[0]).name]
+    end = argv.index("run") + 1  # of the runner's own part
+    while end < len(argv) and argv[end].startswith("-") and argv[end] != "--":
+        if argv[end] in options_with_value:
+            end += 1
+        end += 1
+    runner = shlex.join(argv[:end])
+    command = [*argv[:end], "python", "-c", "import sys; print(sys.executable)"]
+    kind = sandbox.protection().kind
+    if kind not in sandbox.WITH_OVERLAYS:  # Landlock would refuse what they write on the way
+        kind = "none"
     with tempfile.TemporaryDirectory() as name:
-        output, errors = Path(name, "output"), Path(name, "errors")
+        output = Path(name, "output")
+        errors = Path(name, "errors")
         with (
             output.open("wb") as stdout,
             errors.open("wb") as stderr,
             sandbox.start(
-                asked,
+                command,
                 environment={**environment, "PATH": path},
                 folder=Path(name),
                 stdout=stdout,
@@ -271,8 +284,15 @@ def _no_python(name: str, path: str) -> Refusal:
         return Refusal(f"{name} is not a program. Name the python that runs it: legroom check -- python {name}")
     hint = f" Did you mean {name}.py?" if Path(f"{name}.py").exists() else ""
     if os.sep in name or name.endswith(".py"):
-        return Refusal(f"{name}: there is no such file{'' if os.path.isabs(name) else f' in {os.getcwd()}'}.{hint}")
+        return Refusal(f"{name}: there is no such file{missing_in(name)}.{hint}")
     return Refusal(f"{name}: there is no such command. Is the environment that has it activated?{hint}")
+
+
+def missing_in(name: str) -> str:
+    """ " in FOLDER" for a path that is looked for in the working directory."""
+    if os.path.isabs(name):
+        return ""
+    return f" in {os.getcwd()}"
 
 
 # --- what it has ----------------------------------------------------------------------------------------
@@ -312,20 +332,23 @@ def facts(python: Path, environment: Mapping[str, str] | None = None) -> Environ
 
 def _torch_versions(folder: Path) -> dict[str, str | None]:
     """The values of torch/version.py, as its text has them. Raises Refusal where the file is not torch's."""
-    found: dict[str, str | None] = {"__version__": None, "cuda": None, "hip": None}
+    versions: dict[str, str | None] = {"__version__": None, "cuda": None, "hip": None}
     with suppress(OSError, SyntaxError, ValueError):
         for statement in ast.parse((folder / "version.py").read_text()).body:
             if isinstance(statement, ast.AnnAssign):
-                target, value = statement.target, statement.value
+                target = statement.target
             elif isinstance(statement, ast.Assign):
-                target, value = statement.targets[0], statement.value
+                target = statement.targets[0]
             else:
                 continue
-            if isinstance(target, ast.Name) and target.id in found and isinstance(value, ast.Constant):
-                found[target.id] = value.value if isinstance(value.value, str) else None
-    if found["__version__"] is None:
+            if not isinstance(target, ast.Name) or target.id not in versions:
+                continue
+            if isinstance(statement.value, ast.Constant):
+                value = statement.value.value
+                versions[target.id] = value if isinstance(value, str) else None
+    if versions["__version__"] is None:
         raise Refusal(f"{folder} is no torch that can be used: its version.py says no version.")
-    return found
+    return versions
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -351,4 +374,6 @@ def _complaint(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "it says nothing."
-    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
+    if any(line.startswith("Traceback") for line in lines):
+        return lines[-1]
+    return lines[0]

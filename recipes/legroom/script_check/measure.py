@@ -4,6 +4,7 @@ Imports no torch before the run is over.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import statistics
@@ -68,17 +69,23 @@ class Measurement:
 
     def shared(self) -> SharedRecord:
         """The record that may be given away."""
-        versions = {name: version for name in LIBRARIES if (version := host.version(name)) is not None}
+        versions = {}
+        for name in LIBRARIES:
+            version = host.version(name)
+            if version is not None:
+                versions[name] = version
         versions["torch"] = self.found["torch"]
-        known = {name: self.found[name] for name in ("device", "device_name", "trained_parameters", "model_flops")}
         return SharedRecord(
             schema=2,
             legroom=VERSION,
             versions=versions,
+            device=self.found["device"],
+            device_name=self.found["device_name"],
             steps=self.outcome.steps,
+            trained_parameters=self.found["trained_parameters"],
+            model_flops=self.found["model_flops"],
             measured=self.measured,
             predicted=self.predicted,
-            **known,
         )
 
 
@@ -96,42 +103,46 @@ def measure(
     if program.ranks is not None and program.ranks > 1:
         raise Refusal(f"{program.ranks} ranks are not measured. Start one, as with torchrun --nproc_per_node 1.")
     environment = interpreter.facts(process.python_of(program), os.environ | program.environment)
-    asked = process.Asked(steps, {"real": True}, seconds, network=True, sandboxed=False)
-    outcome = process.run(program, environment, os.environ, asked, on_message)
-    if outcome.found is None:
+    run = process.Asked(steps, {"real": True}, seconds, network=True, sandboxed=False)
+    outcome = process.run(program, environment, os.environ, run, on_message)
+    if outcome.recorded is None:
         raise check.NotFollowed(outcome, check.why_not(outcome, COUNTED))
-    return Measurement(outcome, _figures(outcome.found))
+    return Measurement(outcome, _figures(outcome.recorded))
 
 
-def _figures(found: dict[str, Any]) -> dict[str, Any]:
+def _figures(recorded: dict[str, Any]) -> dict[str, Any]:
     """The figures of a real run, from what was recorded. Raises Refusal where nothing was on its device."""
     from legroom.script_check import recording
 
-    made = recording.read(found)
-    if not made.log.events:
+    run = recording.read(recorded)
+    if not run.log.events:
         raise Refusal(
             "the script does not use the GPU that is here, so that nothing was counted. To measure it on the CPU, type "
             "CUDA_VISIBLE_DEVICES= in front of it: legroom measure -- CUDA_VISIBLE_DEVICES= python train.py"
         )
-    parts = made.parts()
-    ends = found["ends"][COUNTED:]
-    seconds = [after - before for before, after in zip(ends, ends[1:])]
-    on_gpu = found["device_type"] == "cuda"
-    peaks = found["phases"][-1] if on_gpu else {}
+    parts = run.parts()
     figures: dict[str, Any] = {
-        "device": found["device_type"],
-        "device_name": found["device_name"],
-        "torch": found["torch"],
-        "peak_phase": made.peak_phase,
+        "device": recorded["device_type"],
+        "device_name": recorded["device_name"],
+        "torch": recorded["torch"],
+        "peak_phase": run.peak_phase,
         "tensor_bytes": sum(parts.values()),
-        "allocated_bytes": peaks["allocated"] if on_gpu else None,
-        "reserved_bytes": peaks["reserved"] if on_gpu else None,
-        "step_seconds": statistics.median(seconds) if seconds else None,
-        "trained_parameters": made.weights.trained,
-        "model_flops": made.model_flops,
+        "allocated_bytes": None,
+        "reserved_bytes": None,
+        "step_seconds": None,
+        "trained_parameters": run.weights.trained,
+        "model_flops": run.model_flops,
         "notes": [],
     }
-    figures |= {f"{part}_bytes": size for part, size in parts.items()}
+    for part, size in parts.items():
+        figures[f"{part}_bytes"] = size
+    if recorded["device_type"] == "cuda":
+        peaks = recorded["phases"][-1]
+        figures["allocated_bytes"] = peaks["allocated"]
+        figures["reserved_bytes"] = peaks["reserved"]
+    ends = recorded["ends"][COUNTED:]
+    if len(ends) > 1:
+        figures["step_seconds"] = statistics.median(end - begin for begin, end in itertools.pairwise(ends))
     return figures
 
 
@@ -142,8 +153,10 @@ def predicted(program: Program, settings: check.Settings) -> dict[str, float | N
     if not run.estimates:
         raise Refusal(run.why)
     estimate = run.estimates["auto"]
-    own: dict[str, float | None] = {f"{part}_bytes": value for part, value in estimate.parts.items()}
-    return {name: own.get(name, getattr(estimate, name, None)) for name in COMPARED}
+    figures: dict[str, float | None] = {name: getattr(estimate, name, None) for name in COMPARED}
+    for part, size in estimate.parts.items():
+        figures[f"{part}_bytes"] = size
+    return figures
 
 
 def write_shared(measurement: Measurement, path: Path) -> None:

@@ -54,15 +54,19 @@ class Asked:
 class Outcome:
     """How a program ended.
 
-    status: one of the names above. found: what was recorded; None where the program did not come so far. error and
-    line: what went wrong and where in the script (file:line). exit_code: the script's own, if it ended by itself.
-    steps, reached: optimizer steps, and the line of the script that took the last. notes: what was assumed, a line
-    each. output: the end of what the script printed. protection: what kept its writes from the outside. hidden_by: the
-    value of CUDA_VISIBLE_DEVICES with which the script has hidden all cards from itself.
+    status: one of the names above.
+    recorded: what the recorder has written of the steps; None where the program did not come so far.
+    error, line: what went wrong, and where in the script (file:line).
+    exit_code: the script's own, if it ended by itself.
+    steps, reached: optimizer steps, and the line of the script that took the last.
+    notes: what was assumed, a line each.
+    output: the end of what the script printed.
+    protection: what kept its writes from the outside.
+    hidden_by: the value of CUDA_VISIBLE_DEVICES with which the script has hidden all cards from itself.
     """
 
     status: str = KILLED
-    found: dict[str, Any] | None = None
+    recorded: dict[str, Any] | None = None
     error: str = ""
     line: str = ""
     exit_code: int | None = None
@@ -83,8 +87,10 @@ class Outcome:
     def ran_out(self) -> bool:
         """Whether the script ended because the device had no more memory. One that catches its own error, as Hydra does
         for it, prints that and ends with an exit code."""
-        said = self.error + (self.output if self.exit_code else "")
-        return any(text in said for text in OUT_OF_MEMORY)
+        text = self.error
+        if self.exit_code:
+            text += self.output
+        return any(error in text for error in OUT_OF_MEMORY)
 
 
 def run(
@@ -119,35 +125,40 @@ class Run:
         folder: Path,
         on_message: Callable[[dict[str, Any]], None],
     ):
-        self.program, self.environment, self.asked = program, environment, asked
-        self.folder, self.on_message = folder, on_message
+        self.program = program
+        self.environment = environment
+        self.asked = asked
+        self.folder = folder
+        self.on_message = on_message
         self.variables = {**variables, **program.environment}
         self.result = Outcome()
-        self.read = 0  # bytes of the messages
+        self.read_bytes = 0  # of the messages
         self.ended = False  # a process has said how it ended
-        self.limit = asked.memory_bytes or int(psutil.virtual_memory().available * 0.9)
+        self.memory_limit = asked.memory_bytes or int(psutil.virtual_memory().available * 0.9)
 
     def _all_variables(self) -> dict[str, str]:
         """The environment variables of the program, with ours."""
-        made = dict(self.variables)
-        made["LEGROOM_CHECK"] = str(self.folder)
-        made["LEGROOM_CHECK_ASKED"] = json.dumps({"steps": self.asked.steps, **self.asked.options})
-        made["LEGROOM_CHECK_RANK"] = made.get("RANK", "0")
-        front = [str(INSIDE)]
-        is_real = self.asked.options.get("real", False)  # a real run has the script's own torch
-        if not is_real and self.environment.cuda_major is None and cuda_build.cuda_major(self.environment) is not None:
-            front.append(str(cuda_build.folder_of(self.environment)))
-        if made.get("PYTHONPATH"):
-            front.append(made["PYTHONPATH"])
-        made["PYTHONPATH"] = os.pathsep.join(front)
-        made["PYTHONUNBUFFERED"] = "1"
-        made["PATH"] = interpreter.search_path(made)  # a launcher is that of the script's environment, as its Python is
-        made.setdefault("WANDB_MODE", "offline")
+        variables = dict(self.variables)
+        variables["LEGROOM_CHECK"] = str(self.folder)
+        variables["LEGROOM_CHECK_ASKED"] = json.dumps({"steps": self.asked.steps, **self.asked.options})
+        variables["LEGROOM_CHECK_RANK"] = variables.get("RANK", "0")
+        is_real = self.asked.options.get("real", False)
+        python_path = [str(INSIDE)]
+        has_fetched_build = self.environment.cuda_major is None and cuda_build.cuda_major(self.environment) is not None
+        if has_fetched_build and not is_real:  # a real run has the script's own torch
+            python_path.append(str(cuda_build.folder_of(self.environment)))
+        if variables.get("PYTHONPATH"):
+            python_path.append(variables["PYTHONPATH"])
+        variables["PYTHONPATH"] = os.pathsep.join(python_path)
+        variables["PYTHONUNBUFFERED"] = "1"
+        variables["PATH"] = interpreter.search_path(variables)  # a launcher, too, is of the script's environment
+        variables.setdefault("WANDB_MODE", "offline")
         if not is_real:
-            made.setdefault("TOKENIZERS_PARALLELISM", "false")
+            variables.setdefault("TOKENIZERS_PARALLELISM", "false")
         if not self.asked.network:
-            made.setdefault("HF_HUB_OFFLINE", "1")  # what is in the cache is found, and nobody waits for the network
-        return made
+            # What is in the cache is found, and nobody waits for the network.
+            variables.setdefault("HF_HUB_OFFLINE", "1")
+        return variables
 
     def outcome(self) -> Outcome:
         start = time.monotonic()
@@ -173,25 +184,30 @@ class Run:
         return self._concluded(process.wait())
 
     def _watch(self, process: sandbox.Sandboxed, start: float) -> None:
-        looked = start
+        memory_seen = start
         while True:
             code = process.poll()
             self.read_messages()
-            if self.result.found is not None or code is not None:
+            if self.result.recorded is not None or code is not None:
                 return
             now = time.monotonic()
             if now - start > self.asked.seconds:
-                failed = f"a process failed ({self.result.error}), and " if self.result.status == FAILED else ""
-                self.result.status, self.ended = TIMEOUT, True
-                self.result.error = f"{failed}it was ended after {self.asked.seconds:g} s (--seconds)"
+                error = f"it was ended after {self.asked.seconds:g} s (--seconds)"
+                if self.result.status == FAILED:
+                    error = f"a process failed ({self.result.error}), and {error}"
+                self._end(TIMEOUT, error)
                 return
-            if now - looked > MEMORY_EVERY_SECONDS:
-                looked = now
-                if _memory_of(process.pid) > self.limit:
-                    self.result.status, self.ended = MEMORY, True
-                    self.result.error = "it takes more memory than this machine has"
+            if now - memory_seen > MEMORY_EVERY_SECONDS:
+                memory_seen = now
+                if _memory_of(process.pid) > self.memory_limit:
+                    self._end(MEMORY, "it takes more memory than this machine has")
                     return
             time.sleep(POLL_SECONDS)
+
+    def _end(self, status: str, error: str) -> None:
+        self.result.status = status
+        self.result.error = error
+        self.ended = True
 
     def read_messages(self) -> None:
         """Take in what the processes of the program have said since."""
@@ -199,10 +215,10 @@ class Run:
         if not path.exists():
             return
         with path.open("rb") as file:
-            file.seek(self.read)
+            file.seek(self.read_bytes)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.read += len(whole)
+        whole = data[: data.rfind(b"\n") + 1]  # without a line that is still being written
+        self.read_bytes += len(whole)
         for line in whole.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # a script may write there, too
                 self.handle(json.loads(line))
@@ -211,27 +227,34 @@ class Run:
         """Take in what a process of the program says."""
         kind = message["kind"]
         if kind == "step":
-            self.result.steps, self.result.reached = message["step"], message["line"]
+            self.result.steps = message["step"]
+            self.result.reached = message["line"]
         elif kind == "note":
             if message["text"] in self.result.notes:
                 return
             self.result.notes.append(message["text"])
         elif kind == "found":
-            figures = json.loads((self.folder / message["file"]).read_text())
-            self.result.found, self.result.hidden_by = figures, figures.get("hidden_by")
+            recorded = json.loads((self.folder / message["file"]).read_text())
+            self.result.recorded = recorded
+            self.result.hidden_by = recorded.get("hidden_by")
             self.result.status = STOPPED
             return
         elif kind == "end":
-            is_known = self.result.status in (FAILED, REFUSED)
-            if is_known and message.get("error", "").startswith(OF_LAUNCHERS):
-                return  # the script's own error has been said
-            if not self.ended or message["status"] == FAILED:
-                self.result.status = message["status"]
-                self.result.error, self.result.line = message.get("error", ""), message.get("line", "")
-                self.result.hidden_by = message.get("hidden_by")
-            self.ended = True
+            self._take_end(message)
             return
         self.on_message(message)
+
+    def _take_end(self, message: dict[str, Any]) -> None:
+        """Take in how a process of the program has ended; an error counts more than other ends."""
+        error = message.get("error", "")
+        if self.result.status in (FAILED, REFUSED) and error.startswith(OF_LAUNCHERS):
+            return  # the script's own error is known
+        if not self.ended or message["status"] == FAILED:
+            self.result.status = message["status"]
+            self.result.error = error
+            self.result.line = message.get("line", "")
+            self.result.hidden_by = message.get("hidden_by")
+        self.ended = True
 
     def _concluded(self, code: int) -> Outcome:
         result = self.result
@@ -284,18 +307,19 @@ def python_of(program: Program) -> Path:
 
 def environment_for(program: Program, with_cuda_build: bool) -> Environment:
     """The environment of a program, whose torch is a CUDA build. Raises Refusal where it has none."""
-    found = interpreter.facts(python_of(program), os.environ | program.environment)
-    if cuda_build.cuda_major(found) is not None:
-        return found
-    if found.platform != "linux":
+    environment = interpreter.facts(python_of(program), os.environ | program.environment)
+    if cuda_build.cuda_major(environment) is not None:
+        return environment
+    if environment.platform != "linux":
         raise Refusal(
             "the GPU is emulated for the CUDA build of torch, which is Linux's. Run legroom in its container instead "
             "(docs/check.md)."
         )
     if not with_cuda_build:
         raise Refusal(
-            f"{found.python} has torch {found.torch_version}, a build without CUDA. --with-cuda-build fetches the CUDA "
-            "build of the same version once (1.5 GB, without NVIDIA's libraries) and puts it in front of the script's."
+            f"{environment.python} has torch {environment.torch_version}, a build without CUDA. --with-cuda-build "
+            "fetches the CUDA build of the same version once (1.5 GB, without NVIDIA's libraries) and puts it in front "
+            "of the script's."
         )
-    cuda_build.fetch(found)
-    return found
+    cuda_build.fetch(environment)
+    return environment

@@ -5,6 +5,8 @@ are tensors without data; one that this torch lacks, or has with other arguments
 Imports torch.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ from legroom.estimator.speed.operations import Group, Operation, Tally
 from legroom.units import PARTS
 
 OPERATION = type(torch.ops.aten.add.Tensor)  # what torch calls an operation with its overload
-DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 WITHOUT_WORK = ("_wrap_tensor_autograd",)
 COPIES_TO_OTHERS = ("_to_copy", "copy_", "_copy_from")
 UNSEEN = "kernels that no operation of torch shows"
@@ -36,13 +38,13 @@ class Weights:
 @dataclass
 class Recording:
     """A step of a script. log, origins: as `explain.largest` and the timeline of a page read them. tally: of all its
-    operations. found: as the process wrote it (inside/legroom_inside/session.py)."""
+    operations. recorded: as the process wrote it (inside/legroom_inside/session.py)."""
 
     log: StorageLog
     origins: Mapping[int, str]
     tally: Tally
     weights: Weights
-    found: dict[str, Any] = field(repr=False)
+    recorded: dict[str, Any] = field(repr=False)
     model_flops: int | None = None
 
     def parts(self) -> dict[str, int]:
@@ -58,8 +60,10 @@ class Recording:
     @property
     def unseen_kernels(self) -> int:
         """How many kernels of the step were started by no operation of torch: by compiled code, or by the script."""
-        launches = self.found.get("launches")
-        return 0 if launches is None else max(0, launches["all"] - launches["seen"])
+        launches = self.recorded.get("launches")
+        if launches is None:
+            return 0
+        return max(0, launches["all"] - launches["seen"])
 
     @property
     def peak_phase(self) -> str | None:
@@ -68,79 +72,79 @@ class Recording:
         return self.log.events[self.log.peak_index()][0].phase
 
 
-def read(found: dict[str, Any]) -> Recording:
+def read(recorded: dict[str, Any]) -> Recording:
     """The recording that a process has written."""
     log = StorageLog("cuda")
-    entries, origins = {}, {}
-    for number, (size, kind, phase, made_by) in found["entries"].items():
+    entries = {}
+    origins: defaultdict[int, str] = defaultdict(str)
+    for number, (size, kind, phase, origin) in recorded["entries"].items():
         entry = StorageEntry(size, kind, phase, preexisting=False)
         entries[int(number)] = entry
-        origins[id(entry)] = made_by
-    log.events = [(entries[number], sign) for number, sign in found["events"]]
-    log.step_start = found["step_start"]
-    trained = Weights(stored_bytes=found["parameters"])
-    for elements, dtype in found["trained"]:
-        trained.trained += elements
+        origins[id(entry)] = origin
+    log.events = [(entries[number], sign) for number, sign in recorded["events"]]
+    log.step_start = recorded["step_start"]
+    weights = Weights(stored_bytes=recorded["parameters"])
+    for elements, dtype in recorded["trained"]:
+        weights.trained += elements
         if dtype == "torch.float32":
-            trained.trained_in_fp32 += elements
-    made = Recording(log, _Origins(origins), Tally(), trained, found)
-    _count_operations(made)
-    _count_unseen_kernels(made)
-    return made
+            weights.trained_in_fp32 += elements
+    recording = Recording(log, origins, Tally(), weights, recorded)
+    _count_operations(recording)
+    _count_unseen_kernels(recording)
+    return recording
 
 
-class _Origins(dict):
-    def __missing__(self, _: int) -> str:
-        return ""
-
-
-def _count_operations(made: Recording) -> None:
+def _count_operations(recording: Recording) -> None:
     """Enter the operations of the step into the tally, and the FLOPs that its model needs."""
+    tally = recording.tally
     flops: int | None = 0
-    is_same_torch = made.found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    for phase, caller, module, call, times in made.found["operations"]:
-        name, args, kwargs, result = call
-        if name.split(".")[1] in WITHOUT_WORK:
+    is_same_torch = recording.recorded["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    for phase, caller, module, call, times in recording.recorded["operations"]:
+        name, described_args, described_kwargs, described_result = call
+        short_name = name.split(".")[1]
+        if short_name in WITHOUT_WORK:
+            continue
+        copy = _copy_between_host_and_device(short_name, described_args, described_result)
+        if copy is not None:
+            tally.put(copy, phase, times)
             continue
         func = _operation(name)
-        moved = _copy_between_host_and_device(name, args, result)
-        if moved is not None:
-            made.tally.put(moved, phase, times)
-            continue
-        arguments, settings, results = _value(args), dict(_value(kwargs)), _value(result)[0]
-        signature = (name, repr(args), repr(result))
-        if func is None:
-            made.tally.put(_unknown(name, arguments, results), phase, times)
-            made.tally.unknown.add(name.split(".")[1])
-            continue
-        try:
-            for _ in range(times):
-                made.tally.add(func, arguments, settings, results, phase, signature, caller, module)
-        except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError):
-            if is_same_torch:
-                raise
-            made.tally.put(_unknown(name, arguments, results), phase, times)  # it had other arguments there
-            made.tally.unknown.add(name.split(".")[1])
-            continue
-        if phase == "forward" and flops is not None:
+        args = _value(described_args)
+        kwargs = dict(_value(described_kwargs))
+        result = _value(described_result)[0]
+        signature = (name, repr(described_args), repr(described_result))
+        is_known = func is not None
+        if is_known:
             try:
-                own = operation_flops(func, arguments, settings, results)
-                flops += times * (own + backward_flops(func, arguments, own)) if own else 0
+                for _ in range(times):
+                    tally.add(func, args, kwargs, result, phase, signature, caller, module)
+            except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+                if is_same_torch:
+                    raise
+                is_known = False  # it has other arguments in the script's torch
+        if not is_known:
+            tally.put(_unknown(name, args, result), phase, times)
+            tally.unknown.add(short_name)
+        elif phase == "forward" and flops is not None:
+            try:
+                forward = operation_flops(func, args, kwargs, result)
+                if forward:
+                    flops += times * (forward + backward_flops(func, args, forward))
             except (AssertionError, TypeError, ValueError, AttributeError, IndexError):
                 flops = None
-    made.model_flops = flops or None
+    recording.model_flops = flops or None
 
 
-def _count_unseen_kernels(made: Recording) -> None:
+def _count_unseen_kernels(recording: Recording) -> None:
     """Enter the launches of kernels whose work is not known. A replay of a CUDA graph is one call of the host, however
     many kernels it has."""
-    unseen = made.unseen_kernels
+    unseen = recording.unseen_kernels
     if unseen == 0:
         return
-    made.tally.put(Operation(UNSEEN, ops.ELEMENTWISE), "forward", unseen)
-    replays = made.found["launches"]["graphs"]
+    recording.tally.put(Operation(UNSEEN, ops.ELEMENTWISE), "forward", unseen)
+    replays = recording.recorded["launches"]["graphs"]
     if replays:
-        made.tally.calls["forward"] -= unseen - min(unseen, replays)
+        recording.tally.calls["forward"] -= unseen - min(unseen, replays)
 
 
 def _operation(name: str) -> Any:
@@ -148,13 +152,11 @@ def _operation(name: str) -> Any:
     namespace, _, rest = name.partition(".")
     namespace = namespace.removesuffix("_autograd")  # which torch registers where the script imports them
     packet, _, overload = rest.rpartition(".")
-    found = getattr(torch.ops, namespace, None)
-    for part in (packet, overload):
-        try:
-            found = getattr(found, part, None)
-        except (AttributeError, RuntimeError):
-            return None
-    return found if isinstance(found, OPERATION) else None
+    try:
+        operation = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except (AttributeError, RuntimeError):
+        return None
+    return operation if isinstance(operation, OPERATION) else None
 
 
 def _value(described: Any) -> Any:
@@ -171,28 +173,29 @@ def _value(described: Any) -> Any:
     if kind == "group":
         return Group(*rest)
     if kind == "list":
-        return [_value(each) for each in rest[0]]
-    return None if rest[0] != "dtype" else DTYPES.get(rest[1])
+        return [_value(element) for element in rest[0]]
+    if rest[0] == "dtype":
+        return DTYPES.get(rest[1])
+    return None
 
 
 def _copy_between_host_and_device(name: str, args: Any, result: Any) -> Operation | None:
     """A copy whose source and target are not on the same device; None: it is something else."""
-    if name.split(".")[1:2] != [] and name.split(".")[1] not in COPIES_TO_OTHERS:
+    if name not in COPIES_TO_OTHERS:
         return None
-    tensors = [each for each in (*args[1], *result[1]) if isinstance(each, list) and each[0] == "tensor"]
-    if len({each[4] for each in tensors}) < 2:
+    tensors = [value for value in (*args[1], *result[1]) if isinstance(value, list) and value[0] == "tensor"]
+    devices = {device for _, _, _, _, device in tensors}
+    if len(devices) < 2:
         return None
     _, shape, _, dtype, _ = tensors[-1]
-    elements = 1
-    for size in shape:
-        elements *= size
-    size = torch.empty(0, dtype=DTYPES.get(dtype, torch.float32)).element_size()
-    return Operation(name.split(".")[1], ops.HOST_COPY, bytes=elements * size, elements=elements)
+    elements = math.prod(shape)
+    itemsize = DTYPES.get(dtype, torch.float32).itemsize
+    return Operation(name, ops.HOST_COPY, bytes=elements * itemsize, elements=elements)
 
 
-def _unknown(name: str, arguments: Any, results: Any) -> Operation:
+def _unknown(name: str, args: Any, result: Any) -> Operation:
     """An operation that this torch does not know: it reads its arguments and writes its results once."""
-    tensors = tensors_in(arguments) + tensors_in((results,))
-    moved = sum(each.numel() * each.element_size() for each in tensors)
-    elements = max((each.numel() for each in tensors), default=0)
-    return Operation(name, ops.ELEMENTWISE, bytes=moved, elements=elements)
+    tensors = tensors_in(args) + tensors_in((result,))
+    moved_bytes = sum(tensor.nbytes for tensor in tensors)
+    elements = max((tensor.numel() for tensor in tensors), default=0)
+    return Operation(name, ops.ELEMENTWISE, bytes=moved_bytes, elements=elements)

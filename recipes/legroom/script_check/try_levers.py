@@ -5,12 +5,11 @@ otherwise by another value in the script's process (inside/legroom_inside/levers
 """
 
 import dataclasses
-import functools
 import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from legroom.config import Gpu
 from legroom.errors import Refusal
@@ -22,6 +21,7 @@ from legroom.script_check.command import Program
 NOTICED = 0.005  # a smaller share of the memory or the time is no saving
 BF16_CAPABILITY = 8.0
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 1}  # of TrainingArguments
+ORDER = ("checkpointing", "batch", "optimizer", "weights", "adapter")  # what changes the training least first
 ADAFACTOR = "scale_parameter=False, relative_step=False"
 
 
@@ -51,20 +51,29 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        return self.estimate is not None and self.estimate.fits and self.estimate.device_used_bytes <= self.budget
+        if self.estimate is None:
+            return False
+        return self.estimate.fits and self.estimate.device_used_bytes <= self.budget
 
     @property
     def seconds(self) -> float:
         """Of a step; endless without an estimate."""
-        return self.estimate.step_seconds if self.estimate else math.inf
+        if self.estimate is None:
+            return math.inf
+        return self.estimate.step_seconds
 
     @property
     def typed(self) -> str:
         """What to type for all of them: arguments, then the calls with their keywords."""
-        calls = {each.owner: [one.typed for one in self.levers if one.owner == each.owner] for each in self.levers}
-        said = [" ".join(calls.pop("", []))]
-        said += [f"{owner}(..., {', '.join(keywords)})" for owner, keywords in calls.items()]
-        return "; ".join(filter(None, said))
+        calls: dict[str, list[str]] = {}
+        for lever in self.levers:
+            calls.setdefault(lever.owner, []).append(lever.typed)
+        parts = []
+        if "" in calls:
+            parts.append(" ".join(calls.pop("")))
+        for owner, keywords in calls.items():
+            parts.append(f"{owner}(..., {', '.join(keywords)})")
+        return "; ".join(parts)
 
 
 @dataclass
@@ -84,7 +93,7 @@ class Tryout:
 def levers_of(facts: Mapping[str, Any], gpu: Gpu) -> list[Lever]:
     """The levers of a script in the order in which they are taken: what changes the training least first."""
     bits = "bf16" if float(gpu.capability) >= BF16_CAPABILITY else "fp16"
-    found = Found(facts)
+    found = ScriptLevers(facts)
     if facts.get("arguments"):
         _of_arguments(found, facts["arguments"], bits)
     else:
@@ -99,15 +108,21 @@ def levers_of(facts: Mapping[str, Any], gpu: Gpu) -> list[Lever]:
         found.add("adapter", use_peft=True)
         if host.has("bitsandbytes"):
             found.add("adapter", use_peft=True, load_in_4bit=True)
-    order = ("checkpointing", "batch", "optimizer", "weights", "adapter")
-    return sorted(found.levers, key=lambda lever: -1 if lever.free else order.index(lever.group))
+
+    def place(lever: Lever) -> int:
+        if lever.free:
+            return -1
+        return ORDER.index(lever.group)
+
+    return sorted(found.levers, key=place)
 
 
-class Found:
-    """The levers of one script."""
+class ScriptLevers:
+    """The levers of one script. flags: the arguments that it reads from its command line. model: facts about it."""
 
     def __init__(self, facts: Mapping[str, Any]):
-        self.flags, self.model = facts.get("typed") or {}, facts.get("model") or {}
+        self.flags = facts.get("typed") or {}
+        self.model = facts.get("model") or {}
         self.levers: list[Lever] = []
 
     def add(
@@ -115,67 +130,84 @@ class Found:
     ) -> None:
         """A lever as arguments of the command line, `typed`, where the script takes them, and otherwise in its code."""
         if typed and typed.keys() <= self.flags.keys():
-            texts = {name: str(value).lower() if value is True else str(value) for name, value in typed.items()}
-            pairs = [(self.flags[name], text) for name, text in texts.items()]
-            argv = [word for one, text in pairs for word in (one["flag"], text)[: 1 if one["alone"] else 2]]
+            argv = []
+            for name, value in typed.items():
+                argv.append(self.flags[name]["flag"])
+                if not self.flags[name]["alone"]:
+                    argv.append("true" if value is True else str(value))
             self.levers.append(Lever(group, shlex.join(argv), argv=tuple(argv), free=free))
         elif in_code:
             self.levers.append(Lever(group, in_code, owner, changes=changes, free=free))
 
-    def of_arguments(self, values: Mapping[str, Any], group: str, free: bool = False, **new: Any) -> list[Lever]:
-        """Add a lever of a script with TrainingArguments, whose values these are. Returns all."""
+    def add_argument(self, values: Mapping[str, Any], group: str, free: bool = False, **new: Any) -> None:
+        """A lever of a script with TrainingArguments, whose values these are."""
         keywords = ", ".join(f"{name}={value!r}" for name, value in new.items())
         self.add(group, keywords, {"arguments": new}, values["class"], free, **new)
-        return self.levers
 
 
-def _of_arguments(found: Found, values: Mapping[str, Any], bits: str) -> None:
+def _of_arguments(found: ScriptLevers, values: Mapping[str, Any], bits: str) -> None:
     """Of a script with TrainingArguments, whose values these are."""
-
-    add = functools.partial(found.of_arguments, values)
-    if not (values.get("bf16") or values.get("fp16")):
-        add("precision", True, **{bits: True})
+    if not values.get("bf16") and not values.get("fp16"):
+        found.add_argument(values, "precision", free=True, **{bits: True})
     if not values.get("gradient_checkpointing"):
-        add("checkpointing", gradient_checkpointing=True)
+        found.add_argument(values, "checkpointing", gradient_checkpointing=True)
     optim = str(values.get("optim"))
     if optim == "adamw_torch":
-        add("optimizer", True, optim="adamw_torch_fused")
+        found.add_argument(values, "optimizer", free=True, optim="adamw_torch_fused")
     if optim.startswith("adamw_torch"):
-        for kind in ["adamw_bnb_8bit"] * host.has("bitsandbytes") + ["adafactor"]:
-            add("optimizer", optim=kind)
-    batch, steps = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
-    for size in (size for size in range(batch - 1, 0, -1) if batch % size == 0):
-        add("batch", per_device_train_batch_size=size, gradient_accumulation_steps=steps * batch // size)
+        if host.has("bitsandbytes"):
+            found.add_argument(values, "optimizer", optim="adamw_bnb_8bit")
+        found.add_argument(values, "optimizer", optim="adafactor")
+    batch = values["per_device_train_batch_size"]
+    steps = values["gradient_accumulation_steps"]
+    for size in range(batch - 1, 0, -1):
+        if batch % size == 0:  # the rows of an optimizer step stay the same
+            accumulation = steps * batch // size
+            found.add_argument(
+                values, "batch", per_device_train_batch_size=size, gradient_accumulation_steps=accumulation
+            )
 
 
-def _of_code(found: Found, facts: Mapping[str, Any], bits: str) -> None:
+def _of_code(found: ScriptLevers, facts: Mapping[str, Any], bits: str) -> None:
     """Of a script that makes its optimizer itself, with Accelerate or without."""
     if facts.get("accelerator", {}).get("mixed_precision") == "no":
-        asked = {"mixed_precision": bits}
-        found.add("precision", f'mixed_precision="{bits}"', {"accelerator": asked}, "Accelerator", True, **asked)
+        keyword = {"mixed_precision": bits}
+        found.add("precision", f'mixed_precision="{bits}"', {"accelerator": keyword}, "Accelerator", True, **keyword)
     if found.model.get("checkpointing") is False:
         changes = {"model": {"checkpointing": True}}
         found.add("checkpointing", "model.gradient_checkpointing_enable()", changes, gradient_checkpointing=True)
-    optimizer = next((each for each in facts.get("optimizers") or () if each["plain"]), None)
-    if optimizer is None:
+    plain_optimizers = [optimizer for optimizer in facts.get("optimizers") or () if optimizer["plain"]]
+    if not plain_optimizers:
         return
-    kinds = {kind: {"optimizer": {"kind": kind}} for kind in ("fused", "8bit", "adafactor")}
+    optimizer = plain_optimizers[0]
     if not optimizer["fused"]:
-        found.add("optimizer", f"torch.optim.{optimizer['name']}(..., fused=True)", kinds["fused"], free=True)
+        in_code = f"torch.optim.{optimizer['name']}(..., fused=True)"
+        found.add("optimizer", in_code, {"optimizer": {"kind": "fused"}}, free=True)
     if host.has("bitsandbytes"):
         in_code = f"bitsandbytes.optim.{optimizer['name']}8bit(...)"
-        found.add("optimizer", in_code, kinds["8bit"], use_8bit_adam=True)  # as diffusers' scripts name it
-    found.add("optimizer", f"transformers.Adafactor(..., {ADAFACTOR})", kinds["adafactor"])
+        # use_8bit_adam: as the scripts of diffusers name it
+        found.add("optimizer", in_code, {"optimizer": {"kind": "8bit"}}, use_8bit_adam=True)
+    found.add("optimizer", f"transformers.Adafactor(..., {ADAFACTOR})", {"optimizer": {"kind": "adafactor"}})
 
 
 # --- trying -----------------------------------------------------------------------------------------
+
+
+class Saving(NamedTuple):
+    """Shares of the memory and of the time of the script as it is; below 0 where it takes more."""
+
+    memory: float
+    time: float
 
 
 class Trials:
     """Runs of one script with levers, each of them once."""
 
     def __init__(self, program: Program, gpu: Gpu, settings: check.Settings, on_message: Callable):
-        self.program, self.gpu, self.settings, self.on_message = program, gpu, settings, on_message
+        self.program = program
+        self.gpu = gpu
+        self.settings = settings
+        self.on_message = on_message
         self.done: dict[tuple[str, ...], Trial] = {}
         self.alone: list[Trial] = []
 
@@ -183,32 +215,37 @@ class Trials:
         key = tuple(sorted(lever.typed for lever in levers))
         if key not in self.done:
             trial = Trial(levers, None, budget=self.settings.budget)
-            self.on_message({"kind": "trial", "text": f"is tried {'with ' if levers else 'as it is'}{trial.typed}"})
-            found = checked(self.program, {"": self.gpu}, self.settings, levers)
-            trial.estimate, trial.why = found.estimates.get(""), found.why
+            text = f"is tried with {trial.typed}" if levers else "is tried as it is"
+            self.on_message({"kind": "trial", "text": text})
+            result = checked(self.program, {"": self.gpu}, self.settings, levers)
+            trial.estimate = result.estimates.get("")
+            trial.why = result.why
             self.done[key] = trial
         return self.done[key]
 
-    def saved(self, lever: Lever, before: StepEstimate) -> tuple[float, float]:
-        """Shares of memory and time that a lever saves alone; of a smaller batch than was tried as much as of that."""
-        same = (one for one in self.alone if one.levers == [lever] or one.levers[0].group == lever.group == "batch")
-        trial = next(same, None)
-        if trial is None or trial.estimate is None:
-            return 0.0, 0.0
-        after = trial.estimate
-        return 1 - after.device_used_bytes / before.device_used_bytes, 1 - after.step_seconds / before.step_seconds
+    def saved(self, lever: Lever, before: StepEstimate) -> Saving:
+        """What a lever saves alone; of a smaller batch than was tried as much as of that."""
+        for trial in self.alone:
+            tried_lever = trial.levers[0]
+            is_same = tried_lever == lever or tried_lever.group == lever.group == "batch"
+            if is_same and trial.estimate is not None:
+                memory = 1 - trial.estimate.device_used_bytes / before.device_used_bytes
+                time = 1 - trial.estimate.step_seconds / before.step_seconds
+                return Saving(memory, time)
+        return Saving(0.0, 0.0)
 
 
 def checked(program: Program, gpus: dict[str, Gpu], settings: check.Settings, levers: list[Lever]) -> check.Checked:
     """What a script comes to with levers, on GPUs of the same rules."""
     changes: dict[str, Any] = {}
+    argv = list(program.argv)
     for lever in levers:
+        argv += lever.argv
         for name, values in lever.changes.items():
             changes[name] = {**changes.get(name, {}), **values}
-    argv = [word for lever in levers for word in lever.argv]
-    changed = dataclasses.replace(program, argv=[*program.argv, *argv])
-    (found,) = check.followed(changed, gpus, dataclasses.replace(settings, changes=changes))
-    return found
+    changed = dataclasses.replace(program, argv=argv)
+    (result,) = check.followed(changed, gpus, dataclasses.replace(settings, changes=changes))
+    return result
 
 
 def evaluated(first: check.Checked, settings: check.Settings) -> dict[str, StepEstimate]:
@@ -216,61 +253,90 @@ def evaluated(first: check.Checked, settings: check.Settings) -> dict[str, StepE
     Refusal where it has no TrainingArguments, or nothing to evaluate on."""
     if not first.facts.get("arguments"):
         raise Refusal("--evaluate: the script has no TrainingArguments, and what it does later is not known.")
-    found = checked(first.program, first.gpus, settings, [Lever("evaluation", "", changes={"arguments": EVALUATING})])
-    if found.why:
-        raise Refusal(f"--evaluate: {found.why}")
-    return found.estimates
+    lever = Lever("evaluation", "", changes={"arguments": EVALUATING})
+    result = checked(first.program, first.gpus, settings, [lever])
+    if result.why:
+        raise Refusal(f"--evaluate: {result.why}")
+    return result.estimates
 
 
 def tried(settings: check.Settings, first: check.Checked, on_message: Callable[[dict], None]) -> Tryout:
     """Try the levers of a script that has an estimate. first: that of the script as it is, with its facts."""
-    (before,), (gpu,), program = first.estimates.values(), first.gpus.values(), first.program
+    (before,) = first.estimates.values()
+    (gpu,) = first.gpus.values()
     levers = levers_of(first.facts, gpu)
     if not levers:
         raise Refusal(
             "--try: nothing in the script is known to change: it has neither TrainingArguments nor an Accelerator, "
             "Adam, or model of transformers that does not use all of it already."
         )
-    trials = Trials(program, gpu, settings, on_message)
+    trials = Trials(first.program, gpu, settings, on_message)
+    batch_is_tried = False
     for lever in levers:
-        if lever.group != "batch" or all(one.levers[0].group != "batch" for one in trials.alone):
-            trials.alone.append(trials.run([lever]))
-    together, as_it_is = _together(trials, levers, before), Trial([], before, budget=settings.budget)
-    return Tryout(before, as_it_is.fits, trials.alone, together)
+        if lever.group == "batch":
+            if batch_is_tried:  # the largest of the smaller batches stands for the others
+                continue
+            batch_is_tried = True
+        trials.alone.append(trials.run([lever]))
+    as_it_is = Trial([], before, budget=settings.budget)
+    return Tryout(before, as_it_is.fits, trials.alone, _together(trials, levers, as_it_is))
 
 
-def _together(trials: Trials, levers: list[Lever], before: StepEstimate) -> Trial | None:
+def _together(trials: Trials, levers: list[Lever], as_it_is: Trial) -> Trial | None:
     """The levers that make a script fit, without those that it fits without; where it fits already, what makes it
     faster and changes nothing."""
-    saves = {lever.typed: trials.saved(lever, before) for lever in levers}
-    useful = [lever for lever in levers if max(saves[lever.typed]) > NOTICED]
-    as_it_is = Trial([], before, budget=trials.settings.budget)
-    most = math.inf if as_it_is.fits else NOTICED  # what fits may take more memory
-    free = {one.group: one for one in useful if one.free and saves[one.typed][0] > -most and saves[one.typed][1] > 0}
-    trial = trials.run(list(free.values())) if free else as_it_is
-    if trial.fits:
-        return trial if free else None
-    if as_it_is.fits:  # what changes nothing does not go together
-        return None
-    chosen, left = dict(free), [one for one in useful if one not in free.values() and saves[one.typed][0] > NOTICED]
-    while left and not trial.fits:
-        lever = left.pop(0)
+    before = as_it_is.estimate
+    assert before is not None, "what is tried has an estimate"
+    savings = {lever.typed: trials.saved(lever, before) for lever in levers}
+    most_added = math.inf if as_it_is.fits else NOTICED  # what fits may take more memory
+    free: dict[str, Lever] = {}  # of each group
+    for lever in levers:
+        saving = savings[lever.typed]
+        if lever.free and saving.time > 0 and saving.memory > -most_added and max(saving) > NOTICED:
+            free[lever.group] = lever
+    others = [lever for lever in levers if lever not in free.values() and savings[lever.typed].memory > NOTICED]
+    trial = as_it_is
+    if free:
+        trial = trials.run(list(free.values()))
+    if trial.fits or as_it_is.fits:
+        return trial if free and trial.fits else None
+
+    chosen = dict(free)
+    for number, lever in enumerate(others, 1):
         chosen[lever.group] = lever
-        expected = before.device_used_bytes * (1 - sum(saves[one.typed][0] for one in chosen.values()))
         # What they save together is less than what they save one by one.
-        if expected < min(before.capacity_bytes, as_it_is.budget) or not left:
+        saved = sum(savings[one.typed].memory for one in chosen.values())
+        may_fit = before.device_used_bytes * (1 - saved) < min(before.capacity_bytes, as_it_is.budget)
+        if may_fit or number == len(others):
             trial = trials.run(list(chosen.values()))
-    if not trial.fits:
-        return trial
-    sizes = [one for one in levers if one.group == "batch"]
-    for lever in reversed([one for one in chosen.values() if one not in free.values()]):
-        rest = free | {group: one for group, one in chosen.items() if one is not lever}
-        others = sizes[: sizes.index(lever)] if lever in sizes else []  # larger ones
-        if lever.group == "checkpointing" and "batch" in chosen:  # smaller ones, which may cost less time than it does
-            others = sizes[sizes.index(chosen["batch"]) + 1 :]
-        for instead in [{}, *({"batch": one} for one in others)]:
-            fewer = trials.run(list((rest | instead).values()))
-            if fewer.fits and (not instead or lever in sizes or fewer.seconds < trial.seconds):
-                trial, chosen = fewer, rest | instead
+            if trial.fits:
+                break
+    if trial.fits:
+        batches = [lever for lever in levers if lever.group == "batch"]
+        trial = _without_the_needless(trials, trial, free, chosen, batches)
+    return trial
+
+
+def _without_the_needless(
+    trials: Trials, trial: Trial, free: dict[str, Lever], chosen: dict[str, Lever], batches: list[Lever]
+) -> Trial:
+    """A trial that fits, without the levers that it fits without.
+
+    trial: with those that are chosen, of each group one. batches: all smaller batches, the largest first.
+    """
+    for lever in reversed([lever for lever in chosen.values() if lever not in free.values()]):
+        rest = free | {group: other for group, other in chosen.items() if other != lever}
+        instead: list[Lever] = []
+        if lever in batches:
+            instead = batches[: batches.index(lever)]  # larger ones
+        elif lever.group == "checkpointing" and "batch" in chosen:
+            instead = batches[batches.index(chosen["batch"]) + 1 :]  # smaller ones, which may cost less time
+        for choice in [rest, *(rest | {"batch": batch} for batch in instead)]:
+            fewer = trials.run(list(choice.values()))
+            if not fewer.fits:
+                continue
+            if choice is rest or lever in batches or fewer.seconds < trial.seconds:
+                trial = fewer
+                chosen = choice
                 break
     return trial
