@@ -21,13 +21,13 @@ GONE = "Can't find source path"
 
 def program() -> str:
     """Where bubblewrap lies. Raises OSError where there is none that knows overlays."""
-    found = shutil.which(PROGRAM)
-    if found is None:
+    path = shutil.which(PROGRAM)
+    if path is None:
         raise OSError("bubblewrap is not installed")
-    options = subprocess.run([found, "--help"], capture_output=True, text=True).stdout
+    options = subprocess.run([path, "--help"], capture_output=True, text=True).stdout
     if "--overlay-src" not in options:
-        raise OSError(f"{found} is older than 0.11 and knows no overlays")
-    return found
+        raise OSError(f"{path} is older than 0.11 and knows no overlays")
+    return path
 
 
 @dataclass
@@ -58,7 +58,9 @@ class Arguments(Tree):
         return self.arguments
 
     def folder_of_layers(self, medium: str) -> str:
-        return self.memory if medium == "memory" else super().folder_of_layers(medium)
+        if medium == "memory":
+            return self.memory
+        return super().folder_of_layers(medium)
 
     def new_folder(self, path: str) -> None:
         if path != "/":
@@ -85,8 +87,12 @@ class Arguments(Tree):
             self.arguments += ["--ro-bind", "/dev/null", path]
 
     def _bound(self) -> list[str]:
-        places = [at for at, argument in enumerate(self.arguments) if argument == "--ro-bind-try"]
-        return [self.arguments[at + 2] for at in places]
+        """The folders that have come with all that is mounted below them."""
+        targets = []
+        for index, argument in enumerate(self.arguments):
+            if argument == "--ro-bind-try":
+                targets.append(self.arguments[index + 2])
+        return targets
 
     def overlay(self, path: str, layer: str) -> bool:
         if mounts.is_below(layer, path) or (path, self._kind(layer)) in self.refused:
@@ -95,7 +101,9 @@ class Arguments(Tree):
         return True
 
     def _kind(self, layer: str) -> str:
-        return "memory" if mounts.is_below(layer, self.memory) else "disk"
+        if mounts.is_below(layer, self.memory):
+            return "memory"
+        return "disk"
 
     def overlay_read_only(self, path: str) -> bool:
         nothing = f"{self.private}/nothing"
@@ -118,11 +126,11 @@ class Arguments(Tree):
         if match is None:
             return False
         path = match[1]
-        for at, argument in enumerate(self.arguments):
-            if argument == "--overlay" and self.arguments[at + 3] == path:
-                self.refused.add((path, self._kind(self.arguments[at + 1])))
+        for index, argument in enumerate(self.arguments):
+            if argument == "--overlay" and self.arguments[index + 3] == path:
+                self.refused.add((path, self._kind(self.arguments[index + 1])))
                 return True
-            if argument == "--ro-overlay" and self.arguments[at + 1] == path:
+            if argument == "--ro-overlay" and self.arguments[index + 1] == path:
                 self.refused.add((path, "nothing"))
                 return True
         return False

@@ -40,10 +40,10 @@ def is_fetched() -> bool:
 
 def _major_of(folder: Path) -> int | None:
     try:
-        found = CUDA.search((folder / "torch" / "version.py").read_text())
+        match = CUDA.search((folder / "torch" / "version.py").read_text())
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 def fetch(environment: Environment) -> None:
@@ -72,12 +72,12 @@ def fetch(environment: Environment) -> None:
 def _install(environment: Environment, folder: Path, package: str) -> None:
     """Install one package alone into a folder, by the environment's own pip, by uv, or by ours."""
     major, minor, _ = environment.python_version
-    asked = ["--no-deps", "--target", str(folder), package]
-    quiet = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    commands = [[str(environment.python), *quiet, *asked]]
+    arguments = ["--no-deps", "--target", str(folder), package]
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    commands = [[str(environment.python), *pip, *arguments]]
     if shutil.which("uv"):
-        commands.append(["uv", "pip", "install", "--python", str(environment.python), *asked])
-    commands.append([sys.executable, *quiet, "--only-binary=:all:", "--python-version", f"{major}.{minor}", *asked])
+        commands.append(["uv", "pip", "install", "--python", str(environment.python), *arguments])
+    commands.append([sys.executable, *pip, "--only-binary=:all:", "--python-version", f"{major}.{minor}", *arguments])
     complaint = ""
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -93,9 +93,9 @@ def _install(environment: Environment, folder: Path, package: str) -> None:
 def required_triton(folder: Path) -> str | None:
     """The triton that a fetched torch asks for, as pip takes it."""
     for metadata in folder.glob("torch-*.dist-info/METADATA"):
-        found = re.search(r"^Requires-Dist: triton *\(?==([\w.]+)", metadata.read_text(errors="replace"), re.MULTILINE)
-        if found:
-            return f"triton=={found[1]}"
+        match = re.search(r"^Requires-Dist: triton *\(?==([\w.]+)", metadata.read_text(errors="replace"), re.MULTILINE)
+        if match:
+            return f"triton=={match[1]}"
     return None
 
 

@@ -42,18 +42,23 @@ def restrict(writable: list[str], network: bool, ports: list[int]) -> None:
     """From now on, nothing is written but below `writable`, and, unless `network`, no TCP connection leads to another
     port than `ports`. Raises OSError.
     """
-    known = version()
-    files, connections, scoped = WRITES, 0, 0
-    if known >= 2:
+    interface = version()
+    files = WRITES
+    connections = 0
+    scoped = 0
+    size = 8  # bytes of the structure that this version of the interface knows
+    if interface >= 2:
         files |= REFER
-    if known >= 3:
+    if interface >= 3:
         files |= TRUNCATE
-    if known >= VERSION_OF_CONNECTIONS and not network:
-        connections = CONNECT_TCP
-    if known >= 6:
+    if interface >= VERSION_OF_CONNECTIONS:
+        size = 16
+        if not network:
+            connections = CONNECT_TCP
+    if interface >= 6:
+        size = 24
         scoped = ABSTRACT_SOCKETS | SIGNALS
     rules = _Ruleset(files, connections, scoped)
-    size = 8 * (1 + (known >= VERSION_OF_CONNECTIONS) + (known >= 6))
     ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint32(0))
     try:
         for path in writable:

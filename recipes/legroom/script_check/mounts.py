@@ -27,14 +27,14 @@ class Mount:
 
 def read(text: str) -> list[Mount]:
     """Every mount of a mountinfo file, in its order."""
-    found = []
+    mounts = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         identity, parent, _, _, path, options, *_ = before.split(" ")
         kind, _, *super_options = after.split(" ")
         read_only = "ro" in options.split(",") or "ro" in "".join(super_options).split(",")
-        found.append(Mount(int(identity), int(parent), _unescaped(path), kind, read_only))
-    return found
+        mounts.append(Mount(int(identity), int(parent), _unescaped(path), kind, read_only))
+    return mounts
 
 
 def _unescaped(path: str) -> str:
@@ -52,7 +52,7 @@ def visible(mounts: list[Mount]) -> dict[str, Mount]:
             children.setdefault(mount.parent, []).append(mount)
         else:
             roots.append(mount)
-    found: dict[str, Mount] = {}
+    reached: dict[str, Mount] = {}
     queue = [mount for mount in roots if mount.path == "/"][-1:]
     for mount in queue:  # grows while it is read
         while True:  # what is mounted on its root hides it
@@ -60,12 +60,12 @@ def visible(mounts: list[Mount]) -> dict[str, Mount]:
             if not above:
                 break
             mount = above[-1]
-        found[mount.path] = mount
+        reached[mount.path] = mount
         beneath = {child.path: child for child in children.get(mount.identity, [])}
         for path, child in beneath.items():
             if not any(is_below(path, other) for other in beneath):
                 queue.append(child)
-    return found
+    return reached
 
 
 def is_below(path: str, folder: str) -> bool:
@@ -75,8 +75,8 @@ def is_below(path: str, folder: str) -> bool:
 
 def of_this_process() -> dict[str, Mount]:
     """What `visible` finds of this process's mounts, but for those whose folder was removed."""
-    found = visible(read(Path("/proc/self/mountinfo").read_text(errors="surrogateescape")))
-    return {path: mount for path, mount in found.items() if not _is_removed(path)}
+    mounts = read(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
+    return {path: mount for path, mount in visible(mounts).items() if not _is_removed(path)}
 
 
 def _is_removed(path: str) -> bool:
@@ -85,5 +85,5 @@ def _is_removed(path: str) -> bool:
     except FileNotFoundError:
         return True
     except OSError:  # in a folder of somebody else
-        return False
+        pass
     return False

@@ -139,12 +139,15 @@ def _mount_overlay(target: str, **layers: list[str]) -> bool:
         for name, folders in layers.items():
             opened = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in folders]
             descriptors += opened
-            options.append(f"{name}={':'.join(f'/proc/self/fd/{each}' for each in opened)}")
-        # volatile: nobody waits until the layer is on the disk; some kernels have overlays for any user and not this.
-        for further in (["volatile"], []) if "upperdir" in layers else ([],):
+            paths = [f"/proc/self/fd/{descriptor}" for descriptor in opened]
+            options.append(f"{name}={':'.join(paths)}")
+        attempts = [options]
+        if "upperdir" in layers:
+            # volatile: nobody waits until the layer is on the disk. Some kernels have overlays for any user, not this.
+            attempts.insert(0, [*options, "volatile"])
+        for attempt in attempts:
             with suppress(OSError):
-                flags = libc.MS_NOSUID | libc.MS_NODEV
-                libc.mount("overlay", target, "overlay", flags, ",".join([*options, *further]))
+                libc.mount("overlay", target, "overlay", libc.MS_NOSUID | libc.MS_NODEV, ",".join(attempt))
                 return True
         return False
     except OSError:  # a folder that this user cannot open
@@ -157,8 +160,8 @@ def _mount_overlay(target: str, **layers: list[str]) -> bool:
 def own_addresses() -> list[str]:
     """The IPv4 addresses of this machine, but for the loopback's."""
     with suppress(OSError), open("/proc/net/fib_trie") as file:
-        found = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", file.read())
-        return sorted({address for address in found if not address.startswith("127.")})
+        addresses = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", file.read())
+        return sorted({address for address in addresses if not address.startswith("127.")})
     return []
 
 

@@ -84,7 +84,8 @@ class Sandboxed:
     def __init__(self, process: subprocess.Popen[bytes], control: int, pid: int, read_only: list[str]) -> None:
         self.pid = pid
         self.read_only = read_only
-        self.stdout, self.stderr = process.stdout, process.stderr
+        self.stdout = process.stdout
+        self.stderr = process.stderr
         self._process = process
         self._control: int | None = control
 
@@ -166,8 +167,10 @@ def start(
     if chosen == "landlock":
         temporary = folder / "tmp"
         temporary.mkdir(exist_ok=True)
-        caches = {name: str(temporary) for name in CACHES_UNDER_LANDLOCK if name not in environment}
-        asked["environment"] |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)) | caches
+        for name in ("TMPDIR", "TEMP", "TMP"):
+            asked["environment"][name] = str(temporary)
+        for name in CACHES_UNDER_LANDLOCK:
+            asked["environment"].setdefault(name, str(temporary))
         asked["writable"] = [str(folder), *WRITABLE_UNDER_LANDLOCK]
         asked["ports"] = _rendezvous_ports(environment)
     return _supervised(asked, stdout, stderr)
@@ -187,24 +190,24 @@ def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int
     )
     os.close(control_read)
     os.close(reports)
-    known: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     with open(reports_read, "rb", buffering=0) as file:
         try:
             with suppress(BrokenPipeError), open(control, "w", closefd=False) as asking:
                 asking.write(json.dumps(asked) + "\n")
             for line in _all_of(file, STARTING_SECONDS).splitlines():
-                known |= json.loads(line)
+                report |= json.loads(line)
         except BaseException:  # Ctrl-C
             os.close(control)
             process.wait()
             raise
-    sandboxed = Sandboxed(process, control, known.get("pid", 0), known.get("read_only", []))
-    if sandboxed.pid and "command" not in known:
+    sandboxed = Sandboxed(process, control, report.get("pid", 0), report.get("read_only", []))
+    if sandboxed.pid and "command" not in report:
         return sandboxed
     sandboxed.kill()
-    if "command" in known:
-        raise OSError(known["command"], os.strerror(known["command"]), known["path"])
-    raise NotGiven(asked["kind"], known.get("refused", "its first process ended"))
+    if "command" in report:  # it could not be started
+        raise OSError(report["command"], os.strerror(report["command"]), report["path"])
+    raise NotGiven(asked["kind"], report.get("refused", "its first process ended"))
 
 
 def _all_of(file: FileIO, seconds: float) -> bytes:
@@ -223,9 +226,11 @@ def _all_of(file: FileIO, seconds: float) -> bytes:
 
 def _paths_in_use(cwd: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The working directory, and other places that the command probably writes in. The overlay prepares them."""
-    named = {*command, *environment.values(), os.path.expanduser("~"), tempfile.gettempdir(), "/var/tmp"}
-    paths_named = (text for text in named if text.startswith("/") and "\0" not in text)
-    return [cwd, *sorted({os.path.realpath(text) for text in paths_named if len(text) < LONGEST_PATH})]
+    used = set()
+    for text in (*command, *environment.values(), os.path.expanduser("~"), tempfile.gettempdir(), "/var/tmp"):
+        if text.startswith("/") and "\0" not in text and len(text) < LONGEST_PATH:
+            used.add(os.path.realpath(text))
+    return [cwd, *sorted(used)]
 
 
 def _rendezvous_ports(environment: Mapping[str, str]) -> list[int]:

@@ -75,7 +75,9 @@ def _report(reports: int, **known: Any) -> None:
 
 def _reason(error: OSError) -> str:
     reason = error.strerror or str(error)
-    return f"{reason}: {error.filename}" if error.filename else reason
+    if error.filename:
+        reason += f": {error.filename}"
+    return reason
 
 
 def _fork(child: Callable[[], Any]) -> int:
@@ -208,12 +210,10 @@ def _descendants(process: int) -> list[int]:
         with suppress(OSError):
             after_name = status.read_text(errors="replace").rpartition(")")[2]
             parents[int(status.parent.name)] = int(after_name.split()[1])
-    found, queue = [], [process]
+    queue = [process]
     for parent in queue:  # grows while it is read
-        children = [child for child, its_parent in parents.items() if its_parent == parent]
-        found += children
-        queue += children
-    return found
+        queue += [child for child, its_parent in parents.items() if its_parent == parent]
+    return queue[1:]
 
 
 # --- namespaces -----------------------------------------------------------------------------------------
@@ -256,12 +256,15 @@ def _in_namespaces(asked: dict[str, Any], control: int, reports: int, woken: int
 def _name_users(process: int) -> list[int] | None:
     """Every user and group keeps its number inside, or those of this process alone, which are returned, where it may
     not say so for others."""
-    user, group = os.geteuid(), os.getegid()
+    user = os.geteuid()
+    group = os.getegid()
     if user == 0:
         try:
             for name in ("uid_map", "gid_map"):
-                own = [line.split() for line in Path(f"/proc/self/{name}").read_text().splitlines()]
-                same = "".join(f"{first} {first} {count}\n" for first, _, count in own)
+                same = ""
+                for line in Path(f"/proc/self/{name}").read_text().splitlines():
+                    first, _, count = line.split()
+                    same += f"{first} {first} {count}\n"
                 Path(f"/proc/{process}/{name}").write_text(same)
             return None
         except OSError:
@@ -359,24 +362,26 @@ def _in_bubblewrap(asked: dict[str, Any], control: int, reports: int, woken: int
         for attempt in range(MOST_ATTEMPTS):
             mapped = (os.geteuid(), os.getegid())
             tree = bubblewrap.Arguments(asked["folder"], f"{layers}/{attempt}", mapped, asked["used"])
-            tree.memory, tree.refused = f"{memory}/{attempt}", refused
+            tree.memory = f"{memory}/{attempt}"
+            tree.refused = refused
             os.makedirs(tree.private)
             arguments = tree.build(asked["network"])
             process, complaint = _start_bubblewrap(bubblewrap.program(), arguments, asked, reports)
             if complaint is None:
-                if tree.read_only:
-                    _report(reports, read_only=tree.read_only)
-                os.close(reports)
-                _let_go(asked)
-                status = _wait(process, control, woken, stop=partial(os.kill, process, signal.SIGKILL))
-                while True:  # what bubblewrap has left is dying
-                    try:
-                        os.wait()
-                    except ChildProcessError:
-                        return _with_signal(status)
+                break
             if not tree.refuse(complaint):
                 raise OSError(complaint)
-        raise OSError("bubblewrap made no overlay")
+        else:
+            raise OSError("bubblewrap made no overlay")
+        if tree.read_only:
+            _report(reports, read_only=tree.read_only)
+        os.close(reports)
+        _let_go(asked)
+        status = _wait(process, control, woken, stop=partial(os.kill, process, signal.SIGKILL))
+        with suppress(ChildProcessError):
+            while True:  # what bubblewrap has left is dying
+                os.wait()
+        return _with_signal(status)
     except OSError as error:
         with suppress(OSError):
             _report(reports, refused=_reason(error))
@@ -388,8 +393,11 @@ def _in_bubblewrap(asked: dict[str, Any], control: int, reports: int, woken: int
 
 def _with_signal(status: int) -> int:
     """bubblewrap ends with 128 + 9 where the command was ended by signal 9, as shells do."""
-    code = os.WEXITSTATUS(status)
-    return code - 128 if os.WIFEXITED(status) and code - 128 in set(signal.Signals) else status
+    if os.WIFEXITED(status):
+        number = os.WEXITSTATUS(status) - 128
+        if number in set(signal.Signals):
+            return number
+    return status
 
 
 def _start_bubblewrap(

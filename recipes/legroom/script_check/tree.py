@@ -166,7 +166,9 @@ class Tree(ABC):
     def _overlay(self, path: str) -> None:
         """A layer over a folder: on the disk of the shared folder; in memory where the folder holds the shared one, or
         the disk takes no layer; read-only where the folder can have none."""
-        media = ("memory", "disk") if path in SYSTEM else ("disk", "memory")
+        media = ["disk", "memory"]
+        if path in SYSTEM:
+            media.reverse()
         for medium in media:
             self.number_of_layers += 1
             layer = f"{self.folder_of_layers(medium)}/{self.number_of_layers}"
@@ -185,11 +187,7 @@ class Tree(ABC):
         folders = {path}
         if self.mapped:
             for used in self.used:
-                parents = [used, *map(str, PurePath(used).parents)]
-                for parent in reversed([each for each in parents if mounts.is_below(each, path)]):
-                    if not os.path.isdir(parent) or os.path.islink(parent):
-                        break
-                    folders.add(parent)
+                folders |= _folders_between(path, used)
         for folder in folders:
             os.makedirs(upper + folder.removeprefix(path), exist_ok=True)
         working = self.used[0]
@@ -229,3 +227,16 @@ class Tree(ABC):
             os.chown(target, status.st_uid, status.st_gid)
         self.copied_bytes += status.st_size
         return True
+
+
+def _folders_between(path: str, used: str) -> set[str]:
+    """The folders below `path` that lead to a path that is used, down to the first symbolic link."""
+    folders = set()
+    for folder in [*reversed(PurePath(used).parents), PurePath(used)]:
+        name = str(folder)
+        if not mounts.is_below(name, path):
+            continue
+        if not os.path.isdir(name) or os.path.islink(name):
+            break
+        folders.add(name)
+    return folders
