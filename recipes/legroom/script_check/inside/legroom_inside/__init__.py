@@ -49,8 +49,8 @@ def _first_line(error):
     """What an error says, in a line; of a process that torch has spawned, what its own error says."""
     lines = str(error).strip().splitlines()
     if type(error).__name__ == "ProcessRaisedException":  # it holds the traceback of that process
-        code = [number for number, line in enumerate(lines) if line.startswith("  ")]
-        lines = lines[code[-1] + 1 :] if code else lines
+        while any(line.startswith("  ") for line in lines):  # up to its last line of code
+            lines.pop(0)
     return lines[0] if lines else ""
 
 
@@ -67,13 +67,14 @@ def begin():
     def say_error(error):
         from legroom_inside import device, numbers, places
 
-        kind = type(error)
         talk.is_over = True
-        status = "refused" if issubclass(kind, numbers.Unfollowed) else "failed"
-        first = _first_line(error)[:1000]
-        text = first if status == "refused" else f"{kind.__name__}: {first}"
-        line, hidden_by = places.line_of_error(error), device.hidden_by()
-        talk.say(kind="end", status=status, error=text, line=line, hidden_by=hidden_by)
+        text = _first_line(error)[:1000]
+        status = "refused"
+        if not isinstance(error, numbers.Unfollowed):
+            status = "failed"
+            text = f"{type(error).__name__}: {text}"
+        line = places.line_of_error(error)
+        talk.say(kind="end", status=status, error=text, line=line, hidden_by=device.hidden_by())
 
     def failed(kind, error, trace):
         from legroom_inside import numbers

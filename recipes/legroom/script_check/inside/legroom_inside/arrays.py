@@ -48,8 +48,9 @@ def _seeing(function, numpy):
     @functools.wraps(function)
     def seen(*args, **settings):
         first = args[0] if args else None
-        if isinstance(first, (list, tuple)) and any(map(_has_unknown, first[:CHECKED])):
-            args = (numpy.zeros(numpy.shape(_shape_only(first))).view(module.UnknownArray), *args[1:])
+        if isinstance(first, (list, tuple)) and _has_unknown(first):
+            zeros = numpy.zeros(numpy.shape(_zeros(first)))
+            args = (zeros.view(module.UnknownArray), *args[1:])
         elif makes_array and isinstance(first, torch.Tensor) and first.device.type == "cpu":
             args = (first.detach().numpy(), *args[1:])
         result = function(*args, **settings)
@@ -62,9 +63,12 @@ def _seeing(function, numpy):
 
 def _has_unknown(value):
     if isinstance(value, (list, tuple)):
-        return any(map(_has_unknown, value[:CHECKED]))
+        return any(_has_unknown(element) for element in value[:CHECKED])
     return isinstance(value, numbers.Unknown)
 
 
-def _shape_only(values):
-    return [_shape_only(each) if isinstance(each, (list, tuple)) else 0 for each in values]
+def _zeros(value):
+    """Lists of the same lengths, of zeros."""
+    if isinstance(value, (list, tuple)):
+        return [_zeros(element) for element in value]
+    return 0

@@ -16,7 +16,9 @@ ENDS = ("exit", "_exit", "abort", "quit")
 def wanted(where):
     """True or False: the answer that the line at "file:number" needs; None: it is not known."""
     file, _, number = where.rpartition(":")
-    return _wanted(file, int(number)) if number.isdigit() else None
+    if not number.isdigit():
+        return None
+    return _wanted(file, int(number))
 
 
 @functools.cache
@@ -25,23 +27,23 @@ def _wanted(file, number):
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return None
-    found = None
+    statement = None
     for node in ast.walk(tree):
         if isinstance(node, (ast.If, ast.Assert, ast.While)) and node.test.lineno <= number <= node.test.end_lineno:
-            found = node
-    if found is None or isinstance(found, ast.While):
+            statement = node
+    if statement is None or isinstance(statement, ast.While):
         return None
-    if isinstance(found, ast.Assert):
+    if isinstance(statement, ast.Assert):
         needs = True
-    elif _ends(found.body):
+    elif _ends(statement.body):
         needs = False
-    elif _ends(found.orelse) or _steps(found.body):
+    elif _ends(statement.orelse) or _steps(statement.body):
         needs = True
-    elif _steps(found.orelse):
+    elif _steps(statement.orelse):
         needs = False
     else:
         return None
-    return needs != _is_negated(found.test)
+    return needs != _is_negated(statement.test)
 
 
 def _is_negated(test):

@@ -18,31 +18,35 @@ TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordi
 def without_tuning(settings, say):
     """The arguments of torch.compile without what asks for measurements. say: takes a note."""
     settings = dict(settings)
-    asked = [settings["mode"]] if settings.get("mode") in MODES else []
-    if asked:
-        settings["mode"] = MODES[settings["mode"]]
+    tuning = []
+    mode = settings.get("mode")
+    if mode in MODES:
+        settings["mode"] = MODES[mode]
+        tuning.append(mode)
     options = dict(settings.get("options") or {})
     for name in TUNING:
         if options.pop(name, False) or options.pop(name.replace("_", "-"), False):
-            asked.append(name)
+            tuning.append(name)
     if settings.get("options"):
         settings["options"] = options
     config = importlib.import_module("torch._inductor.config")
     for name in TUNING:
         if getattr(config, name, False):
             setattr(config, name, False)
-            asked.append(name)
-    if asked:
+            if name not in tuning:
+                tuning.append(name)
+    if tuning:
         say(
-            f"{places.line()} compiles with {', '.join(dict.fromkeys(asked))}: no kernel is measured here, and those "
-            "of the usual mode are taken. The chosen ones may take more workspace."
+            f"{places.line()} compiles with {', '.join(tuning)}: no kernel is measured here, and those of the usual "
+            "mode are taken. The chosen ones may take more workspace."
         )
     return settings
 
 
 def uses_graphs(settings):
     """Whether arguments of torch.compile ask for CUDA graphs."""
-    return settings.get("mode") == "reduce-overhead" or bool((settings.get("options") or {}).get("triton.cudagraphs"))
+    options = settings.get("options") or {}
+    return settings.get("mode") == "reduce-overhead" or bool(options.get("triton.cudagraphs"))
 
 
 def take_first_blocks():
@@ -56,10 +60,10 @@ def _take_first_blocks(heuristics):
         return
     build = kernel.__init__
 
-    def built(made, *args, **settings):
+    def built(autotuner, *args, **settings):
         is_of_the_script = getattr(settings.get("heuristic_type"), "name", "") == "USER_AUTOTUNE"
         if not is_of_the_script and settings.get("configs"):
             settings["configs"] = settings["configs"][:1]
-        build(made, *args, **settings)
+        build(autotuner, *args, **settings)
 
     kernel.__init__ = built

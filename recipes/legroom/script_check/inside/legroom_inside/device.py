@@ -9,13 +9,17 @@ import torch
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-COUNTERS = ("launches", "library_launches", "graph_launches", "copies_to_device", "copies_to_host", "copies_on_device")
-COUNTERS += ("synchronisations", "used_bytes", "peak_bytes", "context_bytes", "total_bytes")
+COUNTERS = (
+    *("launches", "library_launches", "graph_launches", "copies_to_device", "copies_to_host", "copies_on_device"),
+    *("synchronisations", "used_bytes", "peak_bytes", "context_bytes", "total_bytes"),
+)
 
 
 def cards():
     """The numbers of the cards that torch's allocator may have used."""
-    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    if not torch.cuda.is_initialized():
+        return range(0)
+    return range(torch.cuda.device_count())
 
 
 def peaks(card):
@@ -73,11 +77,14 @@ class Launches:
 
     def total(self):
         """Since the process began."""
-        return self._sums(1)[0] if self.is_counting and torch.cuda.is_initialized() else 0
+        if not self.is_counting or not torch.cuda.is_initialized():
+            return 0
+        return self._sums(1)[0]
 
     def start(self):
         """Begin to count a step."""
-        self.seen, self._before = 0, None
+        self.seen = 0
+        self._before = None
         if self.is_counting and torch.cuda.is_initialized():
             self._before = self._sums()
 
@@ -85,8 +92,8 @@ class Launches:
         """all: since start, seen: of them by operations, graphs: replays. None where nothing is counted."""
         if self._before is None:
             return None
-        launches, _, graphs = (after - before for after, before in zip(self._sums(), self._before))
-        return {"all": launches, "seen": self.seen, "graphs": graphs}
+        launches, _, graphs = self._sums()
+        return {"all": launches - self._before[0], "seen": self.seen, "graphs": graphs - self._before[2]}
 
 
 def name():

@@ -22,10 +22,21 @@ def _key(tensor):
     return tensor.untyped_storage()._cdata
 
 
+def _is_large(tensor):
+    return tensor.is_floating_point() and tensor.numel() >= LARGE
+
+
 def _fills_its_storage(tensor):
     """Whether writing all of a tensor writes all of its storage; a large one is not worth being computed."""
-    is_large = tensor.is_floating_point() and tensor.numel() >= LARGE
-    return not is_large and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    size = tensor.numel() * tensor.element_size()
+    return not _is_large(tensor) and size == tensor.untyped_storage().nbytes()
+
+
+def _shape_only(value):
+    """A tensor on torch's meta device in place of a tensor, and that device in place of another."""
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 class Hollow:
@@ -64,8 +75,7 @@ class Hollow:
         return self._made(func, args, kwargs, only_floats=True)
 
     def _run_on(self, func, args, kwargs, tensors):
-        large = any(tensor.is_floating_point() and tensor.numel() >= LARGE for tensor in tensors)
-        if not large and not any(self.holds(tensor) for tensor in tensors):
+        if not any(_is_large(tensor) or self.holds(tensor) for tensor in tensors):
             return False, None
         if torch.Tag.inplace_view in func.tags or func.__name__.startswith(RESHAPES):
             return False, None  # it changes a shape, and no number
@@ -78,24 +88,26 @@ class Hollow:
     def _written(self, func, args, kwargs):
         """An operation that writes to tensors. What is written is unknown where a float that is not computed is read or
         written; whole numbers and truths stay known as long as all that is written to them is."""
-        read, written, result = [], [], []
+        read = []
+        written = []
+        written_arguments = []
         for index, argument in enumerate(func._schema.arguments):
             value = args[index] if index < len(args) else kwargs.get(argument.name)
-            found = tensors_of((value,))
             if argument.alias_info and argument.alias_info.is_write:
-                written += found
-                result.append(value)
+                written_arguments.append(value)
+                written += tensors_of((value,))
             else:
-                read += found
-        is_unknown = any(self.holds(tensor) for tensor in read) or any(
-            tensor.is_floating_point() and (tensor.numel() >= LARGE or self.holds(tensor)) for tensor in written
-        )
+                read += tensors_of((value,))
+        reads_unknown = any(self.holds(tensor) for tensor in read)
         name = func.__name__.partition(".")[0]
-        if name in OVERWRITES and not any(map(self.holds, read)) and _fills_its_storage(written[0]):
+        if name in OVERWRITES and not reads_unknown and _fills_its_storage(written[0]):
             self._storages.pop(_key(written[0]), None)
             return False, None
+        writes_unknown = any(
+            tensor.is_floating_point() and (tensor.numel() >= LARGE or self.holds(tensor)) for tensor in written
+        )
         returns = len(func._schema.returns)
-        if not is_unknown or returns not in (0, len(result)):
+        if not (reads_unknown or writes_unknown) or returns not in (0, len(written_arguments)):
             return False, None
         if "out" in kwargs:
             self._resize(func, args, kwargs)
@@ -103,7 +115,9 @@ class Hollow:
             self.add(tensor)
         if returns == 0:
             return True, None
-        return True, result[0] if returns == 1 else tuple(result)
+        if returns == 1:
+            return True, written_arguments[0]
+        return True, tuple(written_arguments)
 
     def _resize(self, func, args, kwargs):
         """Give the tensor that a result is to be written into the shape of the result, as the operation does."""
@@ -111,15 +125,10 @@ class Hollow:
         if not isinstance(out, torch.Tensor):
             return
 
-        def change(value):
-            if isinstance(value, torch.Tensor):
-                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            return value
-
-        settings = {name: replaced(value, change) for name, value in kwargs.items() if name != "out"}
+        settings = {name: replaced(value, _shape_only) for name, value in kwargs.items() if name != "out"}
         empty = torch.empty(0, dtype=out.dtype, device="meta")
         try:
-            shape = func(*replaced(args, change), **settings, out=empty).shape
+            shape = func(*replaced(args, _shape_only), **settings, out=empty).shape
         except Exception:  # no rule for the meta device: the shape is taken to be right
             return
         if out.shape != shape:
@@ -128,28 +137,22 @@ class Hollow:
     def _made(self, func, args, kwargs, only_floats):
         """The result by its shape, which torch infers on its meta device, in memory that is not touched."""
 
-        def change(value):
-            if isinstance(value, torch.device):
-                return torch.device("meta")
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
-        settings = replaced(kwargs, change)
+        settings = replaced(kwargs, _shape_only)
         settings.pop("pin_memory", None)
         if "generator" in settings:
             settings["generator"] = None
         if not tensors_of(args):
             settings["device"] = torch.device("meta")
         try:
-            shapes = func(*replaced(args, change), **settings)
+            shapes = func(*replaced(args, _shape_only), **settings)
         except Exception:  # no rule for the meta device: it is computed
             return False, None
-        found = tensors_of((shapes,))
-        if not any(each.is_floating_point() and each.numel() >= LARGE for each in found) and only_floats:
+        if only_floats and not any(_is_large(shape) for shape in tensors_of((shapes,))):
             return False, None
 
         def real(shape):
-            made = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
-            self.add(made)
-            return made
+            tensor = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
+            self.add(tensor)
+            return tensor
 
         return True, replaced(shapes, real)

@@ -38,53 +38,60 @@ class Levers:
         if kind is not None:
             _replace_adam(kind)
 
-    def optimizers(self, found):
+    def note_optimizers(self, optimizers):
         """Note of each optimizer whether it is AdamW or Adam of torch, and whether it is fused."""
-        self.facts["optimizers"] = [
-            {
-                "name": type(each).__name__,
-                "plain": type(each) in REPLACED,
-                "fused": bool(each.param_groups[0].get("fused")),
-            }
-            for each in found
-        ]
+        self.facts["optimizers"] = []
+        for optimizer in optimizers:
+            self.facts["optimizers"].append(
+                {
+                    "name": type(optimizer).__name__,
+                    "plain": type(optimizer) in REPLACED,
+                    "fused": bool(optimizer.param_groups[0].get("fused")),
+                }
+            )
 
     def _watch_command_line(self):
-        parse, facts = argparse.ArgumentParser.parse_known_args, self.facts
+        parse = argparse.ArgumentParser.parse_known_args
+        facts = self.facts
 
         def parsed(parser, args=None, *more, **named):
-            found = parse(parser, args, *more, **named)
-            if args is None or set(args) <= set(sys.argv):
-                values = {name: _plain(value) for name, value in vars(found[0]).items()}
+            result = parse(parser, args, *more, **named)
+            if args is None or set(args) <= set(sys.argv):  # of the command line, and of nothing else
                 typed = facts.setdefault("typed", {})
                 for name, flag in _flags_of(parser).items():
-                    if isinstance(values.get(name), PLAIN):
-                        typed[name] = dict(flag, value=values.get(name))
-            return found
+                    value = _plain(getattr(result[0], name, None))
+                    if isinstance(value, PLAIN):
+                        typed[name] = dict(flag, value=value)
+            return result
 
         argparse.ArgumentParser.parse_known_args = parsed
 
     def _watch_arguments(self, module):
-        arguments, facts, changes = module.TrainingArguments, self.facts, self.changes.get("arguments", {})
-        after = arguments.__post_init__
+        finish = module.TrainingArguments.__post_init__
+        facts = self.facts
+        changes = self.changes.get("arguments", {})
 
-        def made(given):
+        def finished(arguments):
             for name, value in changes.items():
                 newer = name.replace("gradient_checkpointing", "activation_checkpointing")
-                if not hasattr(given, name) and not hasattr(given, newer):  # it would change nothing, without a word
-                    raise TypeError(f"{type(given).__name__} of this version has no {name}")
-                setattr(given, name, value)
-                if hasattr(given, newer):
-                    setattr(given, newer, value)
-            after(given)
-            values = {each.name: _plain(getattr(given, each.name, None)) for each in dataclasses.fields(given)}
-            known = {name: value for name, value in values.items() if isinstance(value, PLAIN)}
-            facts["arguments"] = dict(known, **{"class": type(given).__name__})
+                if not hasattr(arguments, name) and not hasattr(arguments, newer):  # setting it would change nothing
+                    raise TypeError(f"{type(arguments).__name__} of this version has no {name}")
+                setattr(arguments, name, value)
+                if hasattr(arguments, newer):
+                    setattr(arguments, newer, value)
+            finish(arguments)
+            facts["arguments"] = {"class": type(arguments).__name__}
+            for field in dataclasses.fields(arguments):
+                value = _plain(getattr(arguments, field.name, None))
+                if isinstance(value, PLAIN):
+                    facts["arguments"][field.name] = value
 
-        arguments.__post_init__ = made
+        module.TrainingArguments.__post_init__ = finished
 
     def _watch_accelerator(self, module):
-        build, facts, changes = module.Accelerator.__init__, self.facts, self.changes.get("accelerator", {})
+        build = module.Accelerator.__init__
+        facts = self.facts
+        changes = self.changes.get("accelerator", {})
 
         def built(accelerator, *args, **named):
             build(accelerator, *args, **dict(named, **changes))
@@ -93,17 +100,15 @@ class Levers:
         module.Accelerator.__init__ = built
 
     def _watch_models(self, module):
-        kind, seen, changes, facts = (
-            module.PreTrainedModel,
-            weakref.WeakSet(),
-            self.changes.get("model", {}),
-            self.facts,
-        )
+        model_class = module.PreTrainedModel
+        facts = self.facts
+        changes = self.changes.get("model", {})
+        seen = weakref.WeakSet()
 
         def entered(model, _):
-            if not model.training or not isinstance(model, kind) or model in seen:
+            if not model.training or not isinstance(model, model_class) or model in seen:
                 return
-            seen.update(each for each in model.modules() if isinstance(each, kind))
+            seen.update(part for part in model.modules() if isinstance(part, model_class))
             if changes.get("checkpointing"):
                 model.gradient_checkpointing_enable()
             if "attention" in changes:
@@ -117,12 +122,13 @@ class Levers:
 
 def _flags_of(parser):
     """By the name of an argument: its flag, and whether the flag stands alone, as one of a switch does."""
-    found = {}
+    flags = {}
     for action in parser._actions:
-        flags = [each for each in action.option_strings if each.startswith("--")] or list(action.option_strings)
-        if flags:
-            found[action.dest] = {"flag": flags[0], "alone": action.nargs == 0}
-    return found
+        long_flags = [flag for flag in action.option_strings if flag.startswith("--")]
+        all_flags = long_flags or list(action.option_strings)
+        if all_flags:
+            flags[action.dest] = {"flag": all_flags[0], "alone": action.nargs == 0}
+    return flags
 
 
 def _plain(value):
@@ -140,18 +146,21 @@ def _replace_adam(kind):
         if type(optimizer) not in REPLACED:
             init(optimizer, params, *args, **named)
             return
-        given = dict(zip(("lr", "betas", "eps", "weight_decay"), args), **named)
-        settings = {"lr": float(given.get("lr", 1e-3)), "weight_decay": given.get("weight_decay", 0)}
+        named.update(zip(("lr", "betas", "eps", "weight_decay"), args))
+        settings = {"lr": float(named.get("lr", 1e-3)), "weight_decay": named.get("weight_decay", 0)}
         if kind == "adafactor":
             from transformers import Adafactor
 
-            made = Adafactor(params, scale_parameter=False, relative_step=False, **settings)
-        else:
-            from bitsandbytes import optim
+            instead = Adafactor(params, scale_parameter=False, relative_step=False, **settings)
+        elif isinstance(optimizer, torch.optim.AdamW):
+            from bitsandbytes.optim import AdamW8bit
 
-            decoupled = isinstance(optimizer, torch.optim.AdamW)
-            made = getattr(optim, "AdamW8bit" if decoupled else "Adam8bit")(params, **settings)
-        optimizer.__class__ = type(made)  # the object is the script's, whatever name it has imported the class by
-        vars(optimizer).update(vars(made))
+            instead = AdamW8bit(params, **settings)
+        else:
+            from bitsandbytes.optim import Adam8bit
+
+            instead = Adam8bit(params, **settings)
+        optimizer.__class__ = type(instead)  # the object is the script's, whatever name it has imported the class by
+        vars(optimizer).update(vars(instead))
 
     torch.optim.Adam.__init__ = fused if kind == "fused" else other

@@ -23,7 +23,9 @@ class Decisions:
     are answered no. strict: nothing may be decided."""
 
     def __init__(self, say, yes=(), strict=False):
-        self.say, self.yes, self.strict = say, set(yes), strict
+        self.say = say
+        self.yes = set(yes)
+        self.strict = strict
         self.counts = {}
 
     def answer(self):
@@ -37,10 +39,10 @@ class Decisions:
                 f"{where}: the script has decided {MOST_DECISIONS} times by a number that only a run computes: a loop "
                 "that this number would end cannot be followed."
             )
-        wanted = True if where in self.yes else branches.wanted(code)
-        taken = "yes" if wanted else "no"
-        self.say(f"{where} decides by a number that nobody computed; the answer is taken to be {taken}.")
-        return bool(wanted)
+        is_yes = where in self.yes or bool(branches.wanted(code))
+        answer = "yes" if is_yes else "no"
+        self.say(f"{where} decides by a number that nobody computed; the answer is taken to be {answer}.")
+        return is_yes
 
     def whole(self, bound, used_as="a whole number"):
         """The whole number that stands for one that nobody computed, with a note. bound: its upper bound, or None."""
@@ -68,21 +70,26 @@ def _bound(number):
 
 def _calculated_bound(name, left, right):
     """The upper bound of a result, for numbers that are at least 0."""
-    a, b = _bound(left), _bound(right)
-    if a is None or b is None:
+    left_bound = _bound(left)
+    right_bound = _bound(right)
+    if left_bound is None or right_bound is None:
         return None
+    right_is_known = not isinstance(right, (UnknownFloat, UnknownInt))
     if name == "add":
-        return a + b
-    if name == "mul":
-        return a * b if a >= 0 and b >= 0 else None
+        return left_bound + right_bound
+    if name == "mul" and left_bound >= 0 and right_bound >= 0:
+        return left_bound * right_bound
     if name == "sub":
-        return a - right if not isinstance(right, (UnknownFloat, UnknownInt)) else a
-    if name == "truediv" or name == "floordiv":
-        known = not isinstance(right, (UnknownFloat, UnknownInt)) and right > 0
-        return a / right if known else None
+        return left_bound - right if right_is_known else left_bound
+    if name in ("truediv", "floordiv") and right_is_known and right > 0:
+        return left_bound / right
     if name == "mod":
-        return b
+        return right_bound
     return None
+
+
+def _if_known(function, bound):
+    return None if bound is None else function(bound)
 
 
 def _is_infinite(*others):
@@ -93,10 +100,13 @@ def _calculating(name, swapped):
     def calculate(self, other, *_):
         if not isinstance(other, (int, float)):
             return NotImplemented
-        left, right = (other, self) if swapped else (self, other)
-        bound = _calculated_bound(name, left, right)
-        whole = isinstance(left, int) and isinstance(right, int) and name != "truediv"
-        return unknown_int(bound) if whole else unknown_float(bound)
+        if swapped:
+            bound = _calculated_bound(name, other, self)
+        else:
+            bound = _calculated_bound(name, self, other)
+        if isinstance(self, int) and isinstance(other, int) and name != "truediv":
+            return unknown_int(bound)
+        return unknown_float(bound)
 
     return calculate
 
@@ -104,7 +114,7 @@ def _calculating(name, swapped):
 def _comparing(name):
     def compare(self, *others):
         if _is_infinite(*others):
-            return getattr(float, name)(float.__float__(self) if isinstance(self, float) else 1.0, *others)
+            return getattr(float, name)(1.0, *others)  # it is finite
         return DECISIONS.answer()
 
     return compare
@@ -123,7 +133,9 @@ def _equal(self, other):
 def _not_equal(self, other):
     if other is self:
         return False
-    return True if _is_infinite(other) else DECISIONS.answer()
+    if _is_infinite(other):
+        return True
+    return DECISIONS.answer()
 
 
 class Unknown:
@@ -140,19 +152,18 @@ class Unknown:
     def __round__(self, digits=None):
         if digits is not None:
             return self
-        return unknown_int(None if self.bound is None else round(self.bound))
+        return unknown_int(_if_known(round, self.bound))
 
     def __ceil__(self):
-        return unknown_int(None if self.bound is None else math.ceil(self.bound))
+        return unknown_int(_if_known(math.ceil, self.bound))
 
     def __floor__(self):
-        return unknown_int(None if self.bound is None else math.floor(self.bound))
+        return unknown_int(_if_known(math.floor, self.bound))
 
     __trunc__ = __floor__
 
     def __int__(self):
-        bound = None if self.bound is None else int(self.bound)
-        return DECISIONS.whole(bound)
+        return DECISIONS.whole(_if_known(int, self.bound))
 
     def item(self):
         """The number itself: one that numpy has made has this method (`losses.mean().item()`)."""
@@ -161,10 +172,16 @@ class Unknown:
     tolist = item
 
     def __reduce__(self):
-        return (float, (1.0,)) if isinstance(self, float) else (int, (int.__int__(self),))
+        if isinstance(self, float):
+            return float, (1.0,)
+        return int, (int.__int__(self),)
 
-    __eq__, __ne__ = _equal, _not_equal
-    __lt__, __le__, __gt__, __ge__ = (_comparing(f"__{name}__") for name in ("lt", "le", "gt", "ge"))
+    __eq__ = _equal
+    __ne__ = _not_equal
+    __lt__ = _comparing("__lt__")
+    __le__ = _comparing("__le__")
+    __gt__ = _comparing("__gt__")
+    __ge__ = _comparing("__ge__")
 
     def __bool__(self):
         return DECISIONS.answer()
@@ -189,7 +206,7 @@ class UnknownInt(Unknown, int):
     """A whole number that nobody computed. Its value, as torch and C read it, is its upper bound or BEYOND."""
 
     def __index__(self):
-        return DECISIONS.whole(None if self.bound is None else int(self.bound), "a size or a position")
+        return DECISIONS.whole(_if_known(int, self.bound), "a size or a position")
 
 
 def unknown_float(bound=None):
@@ -199,6 +216,8 @@ def unknown_float(bound=None):
 
 
 def unknown_int(bound=None):
-    number = UnknownInt(BEYOND if bound is None else int(bound))
-    number.bound = None if bound is None else int(bound)
+    if bound is None:
+        return UnknownInt(BEYOND)
+    number = UnknownInt(int(bound))
+    number.bound = int(bound)
     return number

@@ -33,11 +33,15 @@ def own_line():
 
 def line():
     """file:line of the script or, where no code of its own runs, of the library that does."""
-    own = own_line()
-    if own:
-        return own
+    return own_line() or _library_line()
+
+
+def _library_line():
+    """file:line of the innermost frame that is neither torch's nor this package's; ? if there is none."""
     file, number = innermost()
-    return f"{_short(file)}:{number}" if file else "?"
+    if not file:
+        return "?"
+    return f"{file.rpartition('site-packages/')[2]}:{number}"
 
 
 def innermost():
@@ -55,15 +59,13 @@ def deciding():
     """(the place as people read it, file:line whose code decides). Where a library decides, its line stands behind that
     of the script, of which one line may be the whole training."""
     file, number = innermost()
-    own = own_line()
     code = f"{file}:{number}"
-    if not own:
-        return (f"{_short(file)}:{number}" if file else "?"), code
-    return (own if own == code else f"{own} ({_short(file)}:{number})"), code
-
-
-def _short(file):
-    return file.rpartition("site-packages/")[2]
+    script_line = own_line()
+    if not script_line:
+        return _library_line(), code
+    if script_line == code:
+        return script_line, code
+    return f"{script_line} ({_library_line()})", code
 
 
 def asking_line():
@@ -78,6 +80,9 @@ def asking_line():
 
 def line_of_error(error):
     """file:line of the script's own code where an exception passed last; '' if it never was there."""
-    passed = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    own = [f"{file}:{number}" for file, number in passed if is_own(file)]
-    return own[-1] if own else ""
+    line_passed = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if is_own(file):
+            line_passed = f"{file}:{number}"
+    return line_passed

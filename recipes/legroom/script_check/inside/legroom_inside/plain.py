@@ -16,8 +16,22 @@ import sys
 
 from legroom_inside import numbers, places
 
-FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "pow", "sin", "cos", "tanh", "fabs")
-FUNCTIONS += ("fsum",)
+FUNCTIONS = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "pow",
+    "sin",
+    "cos",
+    "tanh",
+    "fabs",
+    "fsum",
+]
 # Where these stand, a `float` of another identity would be noticed.
 NOTICED = re.compile(r"\bis (not )?float\b|\bpydantic\b|\bjit\b")
 
@@ -71,10 +85,11 @@ class Plain:
     def install(self):
         for module in list(sys.modules.values()):
             self._enter(module)
-        load, plain = self.load, self
+        load = self.load
+        enter = self._enter
 
         def loaded(loader, module):
-            plain._enter(module)
+            enter(module)
             return load(loader, module)
 
         importlib.machinery.SourceFileLoader.exec_module = loaded
@@ -109,10 +124,11 @@ class Plain:
     def _calculating(self, function):
         @functools.wraps(function)
         def calculate(*args):
-            for value in args:
-                inner = value if isinstance(value, (list, tuple)) else (value,)
-                if any(isinstance(each, numbers.Unknown) or self.is_unknown(each) for each in inner):
-                    return numbers.unknown_float()
+            for argument in args:
+                values = argument if isinstance(argument, (list, tuple)) else (argument,)
+                for value in values:
+                    if isinstance(value, numbers.Unknown) or self.is_unknown(value):
+                        return numbers.unknown_float()
             return function(*args)
 
         _tell_script_compiler(function, calculate)

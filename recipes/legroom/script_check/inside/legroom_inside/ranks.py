@@ -74,7 +74,9 @@ class LoneStore(getattr(dist, "Store", object)):
 
 
 def _bytes(value):
-    return value if isinstance(value, bytes) else str(value).encode()
+    if isinstance(value, bytes):
+        return value
+    return str(value).encode()
 
 
 def install():
@@ -85,20 +87,24 @@ def install():
 
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # it registers the backend "fake"
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    initialise, new_group = distributed_c10d.init_process_group, distributed_c10d.new_group
-
+    initialise = distributed_c10d.init_process_group
+    new_group = distributed_c10d.new_group
     store = LoneStore()  # one that Python holds for as long as the process lives: torch holds its other half
 
     def begin(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, _=None, *args, **settings):
-        world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", 1))
-        rank = rank if rank >= 0 else int(os.environ.get("RANK", 0))
+        if world_size <= 0:
+            world_size = int(os.environ.get("WORLD_SIZE", 1))
+        if rank < 0:
+            rank = int(os.environ.get("RANK", 0))
         settings.pop("store", None)
         if timeout is not None:
             settings["timeout"] = timeout
         return initialise(_alone(backend), world_size=world_size, rank=rank, store=store, **settings)
 
     def group(ranks=None, timeout=None, backend=None, *args, **settings):
-        return new_group(ranks, timeout, None if backend is None else _alone(backend), *args, **settings)
+        if backend is not None:
+            backend = _alone(backend)
+        return new_group(ranks, timeout, backend, *args, **settings)
 
     for module in (dist, distributed_c10d, device_mesh):  # init_device_mesh has its own names of both
         module.init_process_group = begin
@@ -108,7 +114,8 @@ def install():
 
 def _refuse_objects(*modules):
     """Python objects that another rank would send are not known: a stage of a pipeline learns its shapes so."""
-    receive, broadcast = dist.recv_object_list, dist.broadcast_object_list
+    receive = dist.recv_object_list
+    broadcast = dist.broadcast_object_list
 
     def received(objects, src=None, group=None, *args, **settings):
         raise numbers.Unfollowed(
@@ -146,7 +153,10 @@ def described_group(argument):
         members = dist.get_process_group_ranks(group)
     except (AttributeError, LookupError, RuntimeError, ValueError):  # the name of something else
         return None
-    return ("group", len(members), members[1] - members[0] if len(members) > 1 else 1)
+    stride = 1
+    if len(members) > 1:
+        stride = members[1] - members[0]
+    return ("group", len(members), stride)
 
 
 def _alone(backend):

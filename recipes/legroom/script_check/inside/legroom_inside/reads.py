@@ -19,8 +19,10 @@ class Reads:
     """Stands for the methods of torch.Tensor that read values. say: takes a note."""
 
     def __init__(self, recorder, say):
-        self.recorder, self.say = recorder, say
-        self.decisions, self.known = recorder.decisions, recorder.known
+        self.recorder = recorder
+        self.say = say
+        self.decisions = recorder.decisions
+        self.known = recorder.known
         self.real = {name: getattr(torch.Tensor, name) for name in METHODS}
 
     def is_unknown(self, tensor):
@@ -33,10 +35,11 @@ class Reads:
         if tensor.is_floating_point():
             return numbers.unknown_float()
         bound = self.known.bound(tensor)
+        note = f"{places.line()} reads a whole number that nobody computed"
         if bound is None:
-            self.say(f"{places.line()} reads a whole number that nobody computed, beyond all sizes.")
+            self.say(f"{note}, beyond all sizes.")
         else:
-            self.say(f"{places.line()} reads a whole number that nobody computed: as a size it is at most {bound:,}.")
+            self.say(f"{note}: as a size it is at most {bound:,}.")
         return numbers.unknown_int(bound)
 
     def item(self, tensor):
@@ -103,13 +106,18 @@ class Reads:
             return 1.0
         if tensor.dtype == torch.bool:
             return int(self.decisions.answer())
-        bound = None if tensor.is_floating_point() else self.known.bound(tensor)
-        return self.decisions.whole(bound, "a size or a position" if name == "__index__" else "a whole number")
+        bound = None
+        if not tensor.is_floating_point():
+            bound = self.known.bound(tensor)
+        if name == "__index__":
+            return self.decisions.whole(bound, "a size or a position")
+        return self.decisions.whole(bound)
 
     def compared(self, compare, left, right, *args, **settings):
         """`torch.equal` and its kin."""
-        if any(isinstance(each, torch.Tensor) and self.is_unknown(each) for each in (left, right)):
-            return self.decisions.answer()
+        for operand in (left, right):
+            if isinstance(operand, torch.Tensor) and self.is_unknown(operand):
+                return self.decisions.answer()
         return compare(left, right, *args, **settings)
 
 
@@ -142,4 +150,6 @@ def install(recorder, say):
 
 def _nested(shape, number):
     """A list of lists, as `tolist` returns it."""
-    return [_nested(shape[1:], number) for _ in range(shape[0])] if len(shape) else number
+    if len(shape) == 0:
+        return number
+    return [_nested(shape[1:], number) for _ in range(shape[0])]

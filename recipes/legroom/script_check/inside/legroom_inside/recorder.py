@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom_inside import device, imports, ranks, values
-from legroom_inside.storages import COPY, FORWARD, PARAMETER, held_tensors
+from legroom_inside.storages import BACKWARD, COPY, FORWARD, PARAMETER, held_tensors
 from legroom_inside.values import aten, tensors_of
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -31,7 +31,10 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.launches = device.Launches()
         self.is_real = is_real
-        self.log, self.known, self.host, self.decisions = log, known, host, decisions
+        self.log = log
+        self.known = known
+        self.host = host
+        self.decisions = decisions
         self.counts_operations = False
         self.operations = {}
 
@@ -90,28 +93,31 @@ class Recorder(TorchDispatchMode):
         return is_done, result
 
     def _note(self, func, args, kwargs, tensors, result, follows=True):
-        name = func.__name__
-        made = tensors_of((result,))
+        results = tensors_of((result,))
         is_cast = func is aten._to_copy.default and tensors[0].device.type == self.log.device_type
-        for tensor in made:
+        for tensor in results:
             is_new = self.log.entry_of(tensor) is None
-            entry = self.log.record(tensor, name)
+            entry = self.log.record(tensor, func.__name__)
             if entry is not None and is_new and is_cast:
                 source = self.log.entry_of(tensors[0])
                 if source is not None and source.kind == PARAMETER:
                     entry.kind = COPY  # autocast's cast of a weight
         if follows:
             self.known.after(func, args, kwargs, tensors, result)
-        if self.counts_operations and any(one.device.type == self.log.device_type for one in (*made, *tensors)):
-            self._count(func, args, kwargs, result)
+        if self.counts_operations:
+            devices = {tensor.device.type for tensor in (*results, *tensors)}
+            if self.log.device_type in devices:
+                self._count(func, args, kwargs, result)
 
     def _count(self, func, args, kwargs, result):
         phase = self.log.phase.latest
-        caller = FORWARD if phase == "backward" and torch.is_grad_enabled() else phase
+        caller = phase
+        if phase == BACKWARD and torch.is_grad_enabled():  # a forward pass that is run again
+            caller = FORWARD
         module = self.log.modules[-1] if self.log.modules else None
         described = _described(args)
         if func.namespace in values.COLLECTIVES:
-            described = ("list", tuple(ranks.described_group(each) or _described(each) for each in args))
+            described = ("list", tuple(ranks.described_group(value) or _described(value) for value in args))
         call = (str(func), described, _described(tuple(kwargs.items())), _described((result,)))
         key = (phase, caller, id(module), call)
         self.operations[key] = self.operations.get(key, 0) + 1
@@ -127,8 +133,7 @@ class Recorder(TorchDispatchMode):
             return self.decisions.answer()
         if tensor.is_floating_point():
             return 1.0
-        bound = self.known.bound(tensor)
-        return self.decisions.whole(bound)
+        return self.decisions.whole(self.known.bound(tensor))
 
     def is_unknown(self, tensor):
         """Whether the values of a plain tensor are not known."""
@@ -146,9 +151,11 @@ def _described(value):
         plain = held[0]
         return ("tensor", tuple(plain.shape), plain.stride(), str(plain.dtype), plain.device.type)
     if isinstance(value, (list, tuple)):
-        return ("list", tuple(map(_described, value)))
+        return ("list", tuple(_described(element) for element in value))
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, (int, float)):
-        return float(value) if isinstance(value, float) else int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int):
+        return int(value)
     return ("other", type(value).__name__, str(value)[:80])

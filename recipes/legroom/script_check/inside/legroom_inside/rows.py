@@ -7,6 +7,7 @@ is read once more when the usual steps are over.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping
 
@@ -14,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 
 STEPS = 2  # on the longest batch: some loops have read the batch of the next step already
-MOST_ROWS, MOST_SECONDS = 20000, 3.0  # that are looked at
+MOST_ROWS = 20000  # that are looked at
+MOST_SECONDS = 3.0  # of looking
 
 
 class Rows:
@@ -30,7 +32,8 @@ class Rows:
 
     def install(self):
         """Read batches through this object."""
-        iterate, rows = DataLoader.__iter__, self
+        iterate = DataLoader.__iter__
+        rows = self
 
         def begin(loader):
             return _Batches(iterate(loader), loader, rows)
@@ -42,8 +45,9 @@ class Rows:
         if self.is_looking:
             return batch
         if self.next_batch is not None and loader is self.loader:
-            is_container = isinstance(self.next_batch, (Mapping, list))  # from which the script may take the labels
-            return copy.copy(self.next_batch) if is_container else self.next_batch
+            if isinstance(self.next_batch, (Mapping, list)):  # from which the script may take the labels
+                return copy.copy(self.next_batch)
+            return self.next_batch
         self.loader = loader
         self.sizes.append(elements_of(batch))
         self.counts.append(_rows_of(loader))
@@ -51,23 +55,28 @@ class Rows:
 
     def smaller_batch(self):
         """(rows of a batch now, rows at first) where a script goes on with smaller batches; otherwise None."""
-        if not self.counts or None in (self.counts[0], self.counts[-1]) or self.counts[-1] >= self.counts[0]:
+        if not self.counts:
             return None
-        return self.counts[-1], self.counts[0]
+        first = self.counts[0]
+        last = self.counts[-1]
+        if first is None or last is None or last >= first:
+            return None
+        return last, first
 
     def follow_longest(self):
         """Whether the next steps are on the longest batch of the script, which has read smaller ones so far."""
         if not self.sizes:
             return False
-        found = self._longest()
-        few, many = min(self.sizes), max(self.sizes)
-        if found is None:
+        longest = self._longest()
+        few = min(self.sizes)
+        many = max(self.sizes)
+        if longest is None:
             if few == many:
                 self.say("whether other rows are longer is not known: the script's data cannot be looked through.")
             else:
                 self.say(f"the batches that were read have {few:,} to {many:,} elements; larger ones take more.")
             return False
-        batch, looked = found
+        batch, looked = longest
         size = elements_of(batch)
         if size <= many:
             if few == many:
@@ -84,11 +93,15 @@ class Rows:
     def _longest(self):
         """(the largest batch, how many rows were looked at); None where it cannot be known."""
         loader = self.loader
-        sampler, dataset = getattr(loader, "batch_sampler", None), getattr(loader, "dataset", None)
+        sampler = getattr(loader, "batch_sampler", None)
+        dataset = getattr(loader, "dataset", None)
         if sampler is None or not hasattr(dataset, "__getitem__"):
             return None
         self.is_looking = True
-        sizes, best, most, end = {}, None, -1, time.monotonic() + MOST_SECONDS
+        sizes = {}  # of the rows, by their index
+        longest = None
+        most = -1
+        end = time.monotonic() + MOST_SECONDS
         try:
             for indices in sampler:
                 for index in indices:
@@ -96,12 +109,13 @@ class Rows:
                         sizes[index] = elements_of(dataset[index])
                 size = max(sizes[index] for index in indices) * len(indices)  # rows are padded to the longest
                 if size > most:
-                    best, most = list(indices), size
+                    longest = list(indices)
+                    most = size
                 if len(sizes) >= MOST_ROWS or time.monotonic() > end:
                     break
-            if best is None:
+            if longest is None:
                 return None
-            return loader.collate_fn([dataset[index] for index in best]), len(sizes)
+            return loader.collate_fn([dataset[index] for index in longest]), len(sizes)
         except Exception:  # of the script's own code, in an order that it need not know
             return None
         finally:
@@ -141,16 +155,15 @@ class _Batches:
 def elements_of(value):
     """How large a batch or a row is: the elements of its tensors, the lengths of its texts and lists."""
     if isinstance(value, torch.Tensor) or hasattr(value, "shape"):
-        count = 1
-        for size in value.shape:
-            count *= int(size)
-        return count
+        return math.prod(int(size) for size in value.shape)
     if isinstance(value, Mapping):
-        return sum(map(elements_of, value.values()))
+        return sum(elements_of(element) for element in value.values())
     if hasattr(value, "data") and isinstance(value.data, Mapping):  # transformers' BatchEncoding
         return elements_of(value.data)
     if isinstance(value, (list, tuple)):
         if value and isinstance(value[0], (int, float)):
             return len(value)
-        return sum(map(elements_of, value))
-    return len(value) if isinstance(value, (str, bytes)) else 0
+        return sum(elements_of(element) for element in value)
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    return 0

@@ -32,16 +32,16 @@ class Session:
     computes, on the device that it finds."""
 
     def __init__(self, talk, asked):
-        self.talk, self.limit = talk, asked.get("steps", 2)
+        self.talk = talk
+        self.limit = asked.get("steps", 2)
         self.is_real = asked.get("real", False)
         self.keeps_peaks = asked.get("keeps_peaks", False)  # the script reads torch's own
         self.log = StorageLog(device.type_of_real_run() if self.is_real else "cuda")
         host = Hollow()
         known = Values(host, talk.note)
-        numbers.DECISIONS = decisions = numbers.Decisions(talk.note, asked.get("yes", ()), asked.get("strict", False))
-        self.decisions = decisions
+        numbers.DECISIONS = numbers.Decisions(talk.note, asked.get("yes", ()), asked.get("strict", False))
         self.plain = None
-        self.recorder = Recorder(self.log, known, host, decisions, self.is_real)
+        self.recorder = Recorder(self.log, known, host, numbers.DECISIONS, self.is_real)
         self.step_start = 0
         self.phases = []
         self.steps = Steps(self._before_optimizer, self._over)
@@ -63,7 +63,7 @@ class Session:
             weights.install(talk.note)
             compilation.take_first_blocks()
         self.rows = None
-        self.usual = None  # what was found in a step on rows as they come
+        self.usual = None  # the figures of a step on rows as they come
         if not self.is_real and asked.get("longest", True):
             self.rows = Rows(talk.note)
             self.rows.install()
@@ -94,7 +94,8 @@ class Session:
         ]
 
     def _watch_resizes(self):
-        resize, log = torch.UntypedStorage.resize_, self.log
+        resize = torch.UntypedStorage.resize_
+        log = self.log
 
         def observed(storage, size):
             before = storage.nbytes()
@@ -106,7 +107,8 @@ class Session:
 
     def _watch_compilation(self):
         """Hooks of all modules would change what is compiled: without them operations have no module's name."""
-        compile_, session = torch.compile, self
+        compile_ = torch.compile
+        session = self
 
         def compiled(*args, **settings):
             is_of_the_script = (args and isinstance(args[0], torch.nn.Module)) or places.asking_line()
@@ -147,17 +149,19 @@ class Session:
 
     def _mark(self, gradients):
         """Say which storages are weights, gradients and states, as they are now."""
-        log, names = self.log, self._names()
+        log = self.log
+        names = self._names()
         for optimizer in self.steps.optimizers:
-            owners = [weight for group in optimizer.param_groups for weight in group["params"]]
-            for weight in owners:
+            for weight in _weights_of(optimizer):
                 name = names.get(id(weight), "")
                 log.mark(weight, PARAMETER if name else COPY, name)
                 if gradients and weight.grad is not None:
                     log.mark(weight.grad, GRADIENT, name + " gradient")
             for weight, state in optimizer.state.items():
+                if not isinstance(state, dict):
+                    continue
                 name = names.get(id(weight), "") if isinstance(weight, torch.Tensor) else ""
-                for key, value in state.items() if isinstance(state, dict) else ():
+                for key, value in state.items():
                     if isinstance(value, (torch.Tensor, list, tuple, dict)):
                         log.mark(value, OPTIMIZER, f"{name} {key}")
 
@@ -165,10 +169,16 @@ class Session:
         """The names of all weights by their id; modules are named, too."""
         if self.steps.done in self.counted:
             return self.counted[self.steps.done]
-        found = [*_modules(), *(module for module in (reference() for reference in self.frozen) if module is not None)]
-        inner = {id(child) for module in found for child in module.children()}
+        modules = _modules()
+        for reference in self.frozen:
+            module = reference()
+            if module is not None:
+                modules.append(module)
+        inner = set()
+        for module in modules:
+            inner.update(id(child) for child in module.children())
         names = {}
-        for root in found:
+        for root in modules:
             if id(root) in inner or issubclass(type(root), torch.nn.modules.loss._Loss):
                 continue
             for name, module in root.named_modules():
@@ -195,7 +205,7 @@ class Session:
             if self._ran_out() and number < self.limit + MOST_MORE:
                 self._say_ran_out()
             elif self.usual is None and self.rows is not None and self.rows.follow_longest():
-                self.usual = self.found()
+                self.usual = self.figures()
                 self.limit = number + LONGEST_STEPS
             else:
                 self._stop()
@@ -222,7 +232,7 @@ class Session:
         elif number == COUNTED:
             self._mark(gradients=True)
             self._note_peaks()
-            self.counted_figures = self.found()
+            self.counted_figures = self.figures()
             self.recorder.__exit__(None, None, None)
             for hook in self._hooks:
                 hook.remove()
@@ -244,90 +254,120 @@ class Session:
         self.phases.append([device.peaks(card) for card in device.cards()])
 
     def _say_ran_out(self):
-        smaller = None if self.rows is None else self.rows.smaller_batch()
-        with_less = "" if smaller is None else " with batches of {} rows in place of {}".format(*smaller)
+        smaller = None
+        if self.rows is not None:
+            smaller = self.rows.smaller_batch()
+        with_less = ""
+        if smaller is not None:
+            now, at_first = smaller
+            with_less = f" with batches of {now} rows in place of {at_first}"
         self.talk.note(f"the script ran out of memory in a step, and went on{with_less}: a later step was followed.")
 
     def _ran_out(self):
         """Whether a card had no memory left at some moment of the last step."""
-        last = self.phases[-1]
-        before = self.phases[-2] if len(self.phases) > 1 else []
-        ooms = [sum(peaks["ooms"] for peaks in cards) for cards in (before, last)]
-        return ooms[1] > ooms[0]
+        ooms_before = 0
+        if len(self.phases) > 1:
+            ooms_before = sum(peaks["ooms"] for peaks in self.phases[-2])
+        return sum(peaks["ooms"] for peaks in self.phases[-1]) > ooms_before
 
     def _fullest_card(self):
         """The number of the card on which most was reserved."""
-        cards = range(len(self.phases[-1]) if self.phases else 0)
-        return max(cards, key=lambda card: max(_of_card(phase, card, "reserved") for phase in self.phases), default=0)
+        fullest = 0
+        most = -1
+        for card in range(len(self.phases[-1]) if self.phases else 0):
+            reserved = max(peaks["reserved"] for peaks in self._phases_of(card))
+            if reserved > most:
+                fullest = card
+                most = reserved
+        return fullest
+
+    def _phases_of(self, card):
+        """The peaks of a card in each phase; it may not have been there in the first ones."""
+        return [cards[card] for cards in self.phases if card < len(cards)]
 
     def _stop(self):
         self.recorder.__exit__(None, None, None)
         self.talk.is_over = True
-        found = self.found()
+        figures = self.figures()
         if self.usual is not None:
             for name in ("operations", "launches"):
-                found[name] = self.usual[name]  # its time is that of rows as they come
-        self.talk.found(found)
+                figures[name] = self.usual[name]  # its time is that of rows as they come
+        self.talk.found(figures)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # no `finally` of the script, which might save or send, and no way to catch it
 
-    # --- what was found ---
+    # --- what is written ---
 
-    def found(self):
+    def figures(self):
         """What is written for whoever judges it, in JSON's types."""
         storages.settle_activations(self.log.events)
         names = self._names()
-        modules = names
         card = self._fullest_card()
-        events = [event for event in self.log.events if event[0].card in (card, None)]
-        entries = {}
-        for entry, _, _ in events:
-            if entry.number not in entries:
-                module = "" if entry.module is None else modules.get(id(entry.module), type(entry.module).__name__)
-                made_by = entry.name or " ".join(filter(None, (module, entry.operation.partition(".")[0])))
-                entries[entry.number] = [entry.bytes, entry.kind, entry.phase, made_by]
-        weights = {}
-        for optimizer in self.steps.optimizers:
-            for group in optimizer.param_groups:
-                weights.update({id(weight): weight for weight in group["params"]})
+        followed = (card, None)
+        events = [(entry, sign) for entry, sign, _ in self.log.events if entry.card in followed]
+        before_step = [entry for entry, _, _ in self.log.events[: self.step_start] if entry.card in followed]
+        entries = {entry.number: entry for entry, _ in events}
         operations = []
         for (phase, caller, module, call), times in self.recorder.operations.items():
-            operations.append([phase, caller, modules.get(module, ""), call, times])
+            operations.append([phase, caller, names.get(module, ""), call, times])
+        cards_used = [other for other in device.cards() if any(peaks["reserved"] for peaks in self._phases_of(other))]
         return {
             "torch": torch.__version__,
-            "events": [[entry.number, sign] for entry, sign, _ in events],
-            "entries": entries,
-            "step_start": sum(event[0].card in (card, None) for event in self.log.events[: self.step_start]),
+            "events": [[entry.number, sign] for entry, sign in events],
+            "entries": {
+                number: [entry.bytes, entry.kind, entry.phase, _origin(entry, names)]
+                for number, entry in entries.items()
+            },
+            "step_start": len(before_step),
             "operations": operations,
-            "phases": [cards[card] for cards in self.phases if card < len(cards)],
+            "phases": self._phases_of(card),
             "card": card,
-            "cards_used": sum(any(cards[each]["reserved"] for cards in self.phases) for each in device.cards()),
+            "cards_used": len(cards_used),
             "device": device.counters(card),
             "launches": self.recorder.launches.of_step(),
-            "trained": [[weight.numel(), str(weight.dtype)] for weight in weights.values() if weight.requires_grad],
-            "parameters": sum(entry[0] for entry in entries.values() if entry[1] == PARAMETER),
+            "trained": self._trained(),
+            "parameters": sum(entry.bytes for entry in entries.values() if entry.kind == PARAMETER),
             "tf32": _uses_tf32(),
             "device_type": self.log.device_type,
             "hidden_by": device.hidden_by(),
             "facts": self._facts(),
         }
 
+    def _trained(self):
+        """[elements, type] of each weight that an optimizer trains."""
+        weights = {}
+        for optimizer in self.steps.optimizers:
+            for weight in _weights_of(optimizer):
+                if weight.requires_grad:
+                    weights[id(weight)] = [weight.numel(), str(weight.dtype)]
+        return list(weights.values())
+
     def _facts(self):
         if self.levers is None:
             return {}
-        self.levers.optimizers(self.steps.optimizers)
+        self.levers.note_optimizers(self.steps.optimizers)
         return self.levers.facts
 
 
-def _of_card(phase, card, name):
-    """A figure of a card in a phase; 0 where the card was not there yet."""
-    return phase[card][name] if card < len(phase) else 0
+def _weights_of(optimizer):
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _origin(entry, names):
+    """What a storage is called: by its weight, or by the module and the operation that made it."""
+    if entry.name:
+        return entry.name
+    operation = entry.operation.partition(".")[0]
+    if entry.module is None:
+        return operation
+    module = names.get(id(entry.module), type(entry.module).__name__)
+    return f"{module} {operation}".strip()
 
 
 def _modules():
     """All modules that the garbage collector knows."""
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    return [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
 
 
 def _uses_tf32():

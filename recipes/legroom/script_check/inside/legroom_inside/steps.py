@@ -18,7 +18,8 @@ class Steps:
     steps when one is over. Accumulation steps are none."""
 
     def __init__(self, before, over):
-        self.before, self.over = before, over
+        self.before = before
+        self.over = over
         self.done = 0
         self.line = ""
         self._reached = 0
@@ -39,7 +40,11 @@ class Steps:
     @property
     def optimizers(self):
         """Those that have stepped, and those that were built and train."""
-        return list(dict.fromkeys([*self._counts, *(one for one in self._built if _trains(one))]))
+        optimizers = list(self._counts)
+        for optimizer in self._built:
+            if optimizer not in self._counts and _trains(optimizer):
+                optimizers.append(optimizer)
+        return optimizers
 
     def _begin(self, optimizer, args, kwargs):
         """Called before a step. A closure is a forward and a backward pass, behind which the step begins once more;
@@ -64,8 +69,11 @@ class Steps:
         if self._engines:
             return
         furthest = max(self._counts.values())
-        waited = {one: self._counts.get(one, 0) for one in {*self._counts, *self._built} if _trains(one)}
-        reached = min((count for count in waited.values() if count + PATIENCE > furthest), default=furthest)
+        reached = furthest
+        for optimizer in {*self._counts, *self._built}:
+            count = self._counts.get(optimizer, 0)
+            if _trains(optimizer) and count + PATIENCE > furthest:
+                reached = min(reached, count)
         if reached > self._reached:
             self._reached = reached
             self._one_more()
@@ -76,7 +84,8 @@ class Steps:
 
     def of_deepspeed(self, engine_class):
         """One step of DeepSpeed's engine is one step, however many its inner optimizer takes."""
-        steps, step = self, engine_class.step
+        steps = self
+        step = engine_class.step
 
         def engine_step(engine, *args, **settings):
             steps._engines += 1

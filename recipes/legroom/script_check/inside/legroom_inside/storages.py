@@ -25,7 +25,11 @@ class Entry:
     __slots__ = ("bytes", "kind", "phase", "module", "operation", "name", "may_be_kept", "number", "card")
 
     def __init__(self, size, kind, phase, module, operation, number, card=None):
-        self.bytes, self.kind, self.phase, self.module, self.operation = size, kind, phase, module, operation
+        self.bytes = size
+        self.kind = kind
+        self.phase = phase
+        self.module = module
+        self.operation = operation
         self.name = ""  # of a weight and its states
         self.may_be_kept = False
         self.number = number
@@ -104,7 +108,9 @@ class StorageLog:
         if tensor.layout is not torch.strided or tensor.device.type != self.device_type:
             return None
         known = self._alive.get(tensor.untyped_storage()._cdata)
-        return known[1] if known is not None else None
+        if known is None:
+            return None
+        return known[1]
 
     def mark(self, value, kind, name=""):
         """Say what the tensors of a value are, also those inside of subclasses (DTensor, quantised states)."""
@@ -127,29 +133,27 @@ def held_tensors(tensor):
             names, _ = tensor.__tensor_flatten__()
         except Exception:  # one that is not whole yet
             return []
-        return [each for name in names for each in held_tensors(getattr(tensor, name))]
-    found = [tensor]
-    for owner in (getattr(tensor, "quant_state", None), getattr(tensor, "ds_tensor", None)):
-        if isinstance(owner, torch.Tensor):
-            found.append(owner)
-        elif owner is not None:
-            nested = getattr(owner, "state2", None)
-            found += [each for one in (owner, nested) if one is not None for each in _attributes(one)]
-    return found
-
-
-def _attributes(owner):
-    return [value for value in vars(owner).values() if isinstance(value, torch.Tensor)]
+        held = []
+        for name in names:
+            held += held_tensors(getattr(tensor, name))
+        return held
+    held = [tensor]
+    shard = getattr(tensor, "ds_tensor", None)  # of DeepSpeed's stage 3
+    if isinstance(shard, torch.Tensor):
+        held.append(shard)
+    scales = getattr(tensor, "quant_state", None)  # of bitsandbytes; those of nested quantisation have scales, too
+    while scales is not None:
+        held += [value for value in vars(scales).values() if isinstance(value, torch.Tensor)]
+        scales = getattr(scales, "state2", None)
+    return held
 
 
 def settle_activations(events):
     """Name the activations: what a forward pass allocated and a backward pass freed, or what is recomputed."""
-    outlived = {}
+    outlives_forward = {}
     for entry, sign, phase in events:
-        if sign > 0:
-            outlived[entry] = True
-        else:
-            outlived[entry] = phase != FORWARD
-    for entry, is_outlived in outlived.items():
-        if entry.kind == OTHER and entry.may_be_kept and (is_outlived or entry.phase == BACKWARD):
+        is_freed_in_forward = sign < 0 and phase == FORWARD
+        outlives_forward[entry] = not is_freed_in_forward
+    for entry, is_kept in outlives_forward.items():
+        if entry.kind == OTHER and entry.may_be_kept and (is_kept or entry.phase == BACKWARD):
             entry.kind = ACTIVATION

@@ -17,11 +17,13 @@ class UnknownArray(numpy.ndarray):
     def __array_ufunc__(self, function, method, *inputs, out=None, **settings):
         settings = {name: plain(value) for name, value in settings.items()}
         if out is not None:
-            settings["out"] = tuple(map(plain, out))
-        result = getattr(function, method)(*map(plain, inputs), **settings)
-        arrays = [each for each in inputs if isinstance(each, numpy.ndarray)]
-        is_count = function is numpy.add and any(each.dtype.kind == "b" for each in arrays)
-        return marked(result, max(each.size for each in arrays) if is_count else None)
+            settings["out"] = tuple(plain(array) for array in out)
+        result = getattr(function, method)(*[plain(value) for value in inputs], **settings)
+        bound = None
+        arrays = [value for value in inputs if isinstance(value, numpy.ndarray)]
+        if function is numpy.add and any(array.dtype.kind == "b" for array in arrays):  # it counts
+            bound = max(array.size for array in arrays)
+        return marked(result, bound)
 
     def __array_function__(self, function, types, args, kwargs):
         name = function.__name__
@@ -32,7 +34,9 @@ class UnknownArray(numpy.ndarray):
                 return marked(values.flatten())
             return function(numpy.ones(values.shape, dtype=bool))
         result = function(*all_plain(args), **{key: all_plain(value) for key, value in kwargs.items()})
-        return marked(result, self.size - 1 if name in INDICES else None)
+        if name in INDICES:
+            return marked(result, self.size - 1)
+        return marked(result)
 
     def __getitem__(self, index):
         if isinstance(index, UnknownArray) and index.dtype.kind == "b":
@@ -44,7 +48,9 @@ class UnknownArray(numpy.ndarray):
         return (self[index] for index in range(len(self)))
 
     def __bool__(self):
-        return numbers.DECISIONS.answer() if self.size == 1 else bool(plain(self))
+        if self.size == 1:
+            return numbers.DECISIONS.answer()
+        return bool(plain(self))
 
     def __int__(self):
         return numbers.DECISIONS.whole(None)
@@ -89,14 +95,14 @@ def plain(value):
 def all_plain(value):
     """The same of lists of arguments."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map(all_plain, value))
+        return type(value)(all_plain(element) for element in value)
     return plain(value)
 
 
 def marked(result, bound=None):
     """What numpy has calculated, as unknown. bound: the upper bound of a whole number."""
     if isinstance(result, (tuple, list)):
-        return type(result)(marked(each, bound) for each in result)
+        return type(result)(marked(element, bound) for element in result)
     if isinstance(result, (bool, numpy.bool_)):
         return numpy.asarray(result).view(UnknownArray)
     if isinstance(result, numpy.ndarray):
@@ -115,7 +121,9 @@ def _number(value, bound=None):
 
 
 def _each_number(value):
-    return [_each_number(one) for one in value] if isinstance(value, list) else _number(value)
+    if isinstance(value, list):
+        return [_each_number(element) for element in value]
+    return _number(value)
 
 
 def of_scalars(number, function, method, *inputs, **settings):

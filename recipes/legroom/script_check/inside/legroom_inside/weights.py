@@ -38,34 +38,30 @@ def _patch(model_class, note):
         for key in ("subfolder", "revision", "variant"):
             settings.pop(key, None)
         loaded = real(cls, folder, *args, **settings)
-        _name(loaded[0] if isinstance(loaded, tuple) else loaded, str(name))
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info a tuple
+        # Trainers load the tokenizer from where the model says that it comes from.
+        model.name_or_path = str(name)
+        model.config._name_or_path = str(name)
         return loaded
 
     model_class.from_pretrained = classmethod(from_pretrained)
-
-
-def _name(model, name):
-    """Let a model say that it was loaded from what the script has named: trainers load its tokenizer from there."""
-    model.name_or_path = name
-    model.config._name_or_path = name
 
 
 def _has_weights(name, settings):
     """Whether the weights are in a folder, or in the hub's cache."""
     folder = os.path.join(name, settings.get("subfolder") or "")
     if os.path.isdir(folder):
-        names = os.listdir(folder)
-        return any(file in names for file in WEIGHTS) or any(
-            file.endswith(".safetensors") or file.startswith("pytorch_model") for file in names
-        )
+        for file in os.listdir(folder):
+            if file in WEIGHTS or file.endswith(".safetensors") or file.startswith("pytorch_model"):
+                return True
+        return False
     if settings.get("gguf_file"):
         return True
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        where = {key: settings.get(key) for key in ("cache_dir", "revision")}
-        found = (try_to_load_from_cache(name, file, **where) for file in WEIGHTS)
-        return any(isinstance(path, str) for path in found)
+        cache = {key: settings.get(key) for key in ("cache_dir", "revision")}
+        return any(isinstance(try_to_load_from_cache(name, file, **cache), str) for file in WEIGHTS)
     except Exception:  # a name that is none of the hub's: transformers says so
         return True
 
@@ -77,8 +73,8 @@ def _with_holes(cls, name, settings, note):
     passed = {key: settings[key] for key in ("revision", "subfolder", "token", "cache_dir") if settings.get(key)}
     config = settings.get("config")
     if config is None or isinstance(config, (str, os.PathLike)):
-        kind = cls.config_class or AutoConfig
-        config = kind.from_pretrained(config or name, **passed)
+        config_class = cls.config_class or AutoConfig
+        config = config_class.from_pretrained(config or name, **passed)
     with torch.device("meta"):
         model = cls._from_config(config)
     stored = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
@@ -97,9 +93,11 @@ def _with_holes(cls, name, settings, note):
 
 def _write_holes(path, model, stored):
     """A file of safetensors whose header names every weight, and whose values are a hole of the file system."""
-    header, offset = {"__metadata__": {"format": "pt"}}, 0
-    is_tied = getattr(model.config, "tie_word_embeddings", False)  # if not, the names of what may be tied are weights
-    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if is_tied else set()
+    header = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    tied = set()
+    if getattr(model.config, "tie_word_embeddings", False):  # else the names of what may be tied are weights
+        tied.update(getattr(model, "_tied_weights_keys", None) or ())
     seen = set()
     for key, value in model.state_dict(keep_vars=True).items():
         if id(value) in seen or key in tied:
@@ -107,8 +105,8 @@ def _write_holes(path, model, stored):
         seen.add(id(value))
         dtype = stored if value.is_floating_point() else value.dtype
         size = value.numel() * torch.empty(0, dtype=dtype).element_size()
-        name = TYPES[str(dtype).partition(".")[2]]
-        header[key] = {"dtype": name, "shape": list(value.shape), "data_offsets": [offset, offset + size]}
+        type_name = TYPES[str(dtype).partition(".")[2]]
+        header[key] = {"dtype": type_name, "shape": list(value.shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
