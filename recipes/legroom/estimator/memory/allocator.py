@@ -6,6 +6,7 @@ things cannot be predicted: the address that CUDA gives a segment (here: above t
 programs take.
 """
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,14 @@ from legroom.estimator.memory.settings import MIN_LARGE, ROUND, ROUND_LARGE, SMA
 DEFAULTS = Settings()
 
 
+class Missing(Exception):
+    """The device has so many bytes too few for a request."""
+
+    def __init__(self, missing_bytes: int):
+        super().__init__(missing_bytes)
+        self.bytes = missing_bytes
+
+
 class Allocator:
     """malloc(bytes) -> Block and free(block), as CUDA's caching allocator does them. All figures are in bytes.
 
@@ -24,11 +33,15 @@ class Allocator:
     """
 
     def __init__(self, capacity: int = UNLIMITED, settings: Settings = DEFAULTS):
-        self.capacity, self.settings = capacity, settings
+        self.capacity = capacity
+        self.settings = settings
         self.small = Pool(True, SMALL_SEGMENT)
         self.large = Pool(False, settings.large_segment_size)
         self._pools = {0: (self.small, self.large)}  # of each stream; 0: the default one
-        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self.allocated = 0
+        self.peak_allocated = 0
+        self.reserved = 0
+        self.peak_reserved = 0
         self.releases = 0  # how often cached segments were released to make room
         self._next_address = 0
 
@@ -59,24 +72,30 @@ class Allocator:
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """get_free_block: takes the smallest free block that is large enough, the lowest among equals."""
-        free, limit = pool.free, self.settings.max_split_size
-        at = bisect_left(free, (size, -1))
-        if at == len(free):
+        free = pool.free
+        index = bisect_left(free, (size, -1))
+        if index == len(free):
             return None
         if self.settings.expandable_segments:
             # A block before unmapped memory counts with the size that it can grow to.
-            while at + 1 < len(free) and self._reach(pool, at + 1) < self._reach(pool, at):
-                at += 1
-        found = free[at][0]
-        if size < limit <= found or (size >= limit and found >= size + self.settings.max_non_split_rounding):
+            while index + 1 < len(free) and self._reach(pool, index + 1) < self._reach(pool, index):
+                index += 1
+        block_size, address = free[index]
+        limit = self.settings.max_split_size
+        if size < limit <= block_size:  # it is never split, and too large
             return None
-        block = pool.blocks[free[at][1]]
+        if size >= limit and block_size >= size + self.settings.max_non_split_rounding:
+            return None
+        block = pool.blocks[address]
         pool.remove(block)
         return block
 
-    def _reach(self, pool: Pool, at: int) -> int:
-        block = pool.blocks[pool.free[at][1]]
-        return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)
+    def _reach(self, pool: Pool, index: int) -> int:
+        """The bytes that a free block can grow to."""
+        block = pool.blocks[pool.free[index][1]]
+        if block.after is None or block.after.mapped:
+            return block.size
+        return block.size + block.after.size
 
     def _splits(self, block: Block, size: int) -> bool:
         """should_split: whether the rest becomes a block of its own."""
@@ -89,25 +108,30 @@ class Allocator:
 
     def _new(self, pool: Pool, size: int) -> Block:
         """A block from CUDA, if need be after cached segments are released, and at last with more memory."""
-        map_new = self._grow_segment if self.settings.expandable_segments else self._new_segment
-        found: Block | int = map_new(pool, size)
-        for make_room in (self._release_oversized, self._release_all):
-            if not isinstance(found, Block) and make_room(pool, size):
-                found = map_new(pool, size)
-        if isinstance(found, Block):
-            return found
-        self.capacity += found
-        block = map_new(pool, size)
-        assert isinstance(block, Block), "the capacity was raised by what was missing"
-        return block
+        with contextlib.suppress(Missing):
+            return self._map(pool, size)
+        if self._release_oversized(pool, size):
+            with contextlib.suppress(Missing):
+                return self._map(pool, size)
+        self._release_all()
+        try:
+            return self._map(pool, size)
+        except Missing as missing:
+            self.capacity += missing.bytes
+        return self._map(pool, size)
 
-    def _take(self, size: int) -> int:
-        """Reserve memory of the device. Returns 0, or the bytes that are missing."""
+    def _map(self, pool: Pool, size: int) -> Block:
+        """A block of memory that was not reserved yet. Raises Missing."""
+        if self.settings.expandable_segments:
+            return self._grow_segment(pool, size)
+        return self._new_segment(pool, size)
+
+    def _take(self, size: int) -> None:
+        """Reserve memory of the device. Raises Missing."""
         if self.reserved + size > self.capacity:
-            return self.reserved + size - self.capacity
+            raise Missing(self.reserved + size - self.capacity)
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        return 0
 
     def _segment_size(self, size: int) -> int:
         """get_allocation_size."""
@@ -117,67 +141,73 @@ class Allocator:
             return self.settings.large_segment_size
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
-    def _new_segment(self, pool: Pool, size: int) -> Block | int:
+    def _new_segment(self, pool: Pool, size: int) -> Block:
         segment = self._segment_size(size)
-        missing = self._take(segment)
-        if missing:
-            return missing
+        self._take(segment)
         block = Block(self._next_address, segment, pool)
         self._next_address += segment
         return block
 
     def _release_oversized(self, pool: Pool, size: int) -> bool:
-        """release_available_cached_blocks: with max_split_size, the free segments that cannot be split come first."""
-        limit, released = max(size, self.settings.max_split_size), 0
-        free = [pool.blocks[address] for _, address in pool.free]
-        whole = [block for block in free if self._whole(block)]
-        exact = next((block for block in whole if block.size >= limit), None)
-        for block in (
-            [exact] if exact is not None else [b for b in reversed(whole) if b.size >= self.settings.max_split_size]
-        ):
+        """release_available_cached_blocks: with max_split_size, the free segments that cannot be split come first.
+
+        Returns whether enough was released."""
+        limit = self.settings.max_split_size
+        oversized = []  # the smallest first
+        for block_size, address in pool.free:
+            block = pool.blocks[address]
+            if block_size >= limit and self._is_segment(block):
+                oversized.append(block)
+        for block in oversized:
+            if block.size >= size:
+                self._release(block)
+                return True
+        released = 0
+        for block in reversed(oversized):
             if released >= size:
                 break
             self._release(block)
             released += block.size
         return released >= size
 
-    def _whole(self, block: Block) -> bool:
+    def _is_segment(self, block: Block) -> bool:
         return block.before is None and block.after is None
 
     def _release(self, block: Block) -> None:
         block.pool.remove(block)
         self.reserved -= block.size
 
-    def _release_all(self, _: Pool, __: int) -> bool:
+    def _release_all(self) -> None:
         """release_cached_blocks: every segment, or mapped page, that is completely free is released."""
         self.releases += 1
         self.empty_cache()
-        return True
 
     def empty_cache(self) -> None:
         """Give back what is completely free, as where a program asks for it."""
-        for pool in [pool for small, large in self._pools.values() for pool in (large, small)]:
-            for block in list(pool.blocks.values()):
+        for small, large in self._pools.values():
+            for block in [*large.blocks.values(), *small.blocks.values()]:
                 if self.settings.expandable_segments:
                     self._unmap(block)
-                elif self._whole(block):
+                elif self._is_segment(block):
                     self._release(block)
 
     # --- expandable segments: one range of addresses per pool, whose pages are mapped on demand ---
 
-    def _grow_segment(self, pool: Pool, size: int) -> Block | int:
+    def _grow_segment(self, pool: Pool, size: int) -> Block:
         """try_allocate_expandable_block: map pages at the lowest unmapped address with enough room."""
         if pool.space is None:
             pool.space = Block(0, UNLIMITED, pool, mapped=False)
         block = self._lowest_space(pool, size)
         while not block.mapped or block.size < size:
-            hole = block if not block.mapped else block.after
+            if block.mapped:
+                hole = block.after
+                wanted = size - block.size
+            else:
+                hole = block
+                wanted = size
             assert hole is not None, "an unmapped range ends the segment"
-            wanted = size if hole is block else size - block.size
-            wanted = -(-min(wanted, hole.size) // pool.page) * pool.page
-            missing = self._take(wanted)
-            if missing:
-                return missing
+            wanted = -(-min(wanted, hole.size) // pool.page) * pool.page  # whole pages
+            self._take(wanted)
             if wanted < hole.size:
                 cut(hole, wanted)
             if pool.space is hole:
@@ -194,8 +224,11 @@ class Allocator:
             start = start.before
         while start is not None:
             if not start.mapped:
-                first = start.before if start.before is not None and not start.before.taken else start
-                room, block = 0, first
+                first = start
+                if start.before is not None and not start.before.taken:
+                    first = start.before
+                room = 0
+                block: Block | None = first
                 while block is not None and not block.taken and room < size:
                     room += block.size
                     block = block.after
@@ -206,27 +239,32 @@ class Allocator:
 
     def _unmap(self, block: Block) -> None:
         """unmap_block: release the whole pages inside a free block."""
-        page = block.pool.page
-        first, last = -(-block.address // page) * page, (block.address + block.size) // page * page
-        if first >= last:
-            return
         pool = block.pool
+        begin = -(-block.address // pool.page) * pool.page
+        end = (block.address + block.size) // pool.page * pool.page
+        if begin >= end:
+            return
         pool.remove(block)
-        self.reserved -= last - first
-        if first > block.address:
-            head, block = block, cut(block, first - block.address)
+        self.reserved -= end - begin
+        if begin > block.address:
+            head = block
+            block = cut(head, begin - head.address)
             pool.remove(block)
             pool.add(head)
-        if last < block.address + block.size:
-            cut(block, last - block.address)
+        if end < block.address + block.size:
+            cut(block, end - block.address)
         block.mapped = False
-        for near in (block.before, block.after):  # unmapped neighbours become one
-            if near is not None and not near.mapped:
-                low, high = sorted((near, block), key=lambda b: b.address)
-                absorb_next(low)
-                if pool.space is high:
-                    pool.space = low
-                block = low
+        if block.before is not None and not block.before.mapped:  # unmapped neighbours become one
+            block = block.before
+            self._join_unmapped(block)
+        if block.after is not None and not block.after.mapped:
+            self._join_unmapped(block)
+
+    def _join_unmapped(self, block: Block) -> None:
+        """Extend an unmapped range by the one after it."""
+        if block.pool.space is block.after:
+            block.pool.space = block
+        absorb_next(block)
 
 
 # --- a sequence of requests ------------------------------------------------------------------------------------
@@ -265,10 +303,14 @@ def replay(events: Iterable[Request], capacity: int = UNLIMITED, settings: Setti
 
     Beyond the capacity it continues as if the device were larger, so that the figures are those of all requests.
     """
-    allocator, held = Allocator(capacity, settings), {}
-    start = allocator.capacity
+    allocator = Allocator(capacity, settings)
+    held: dict[int, Block] = {}
     for event in events:
         request(allocator, held, *event)
     return Demand(
-        allocator.peak_allocated, allocator.peak_reserved, allocator.capacity - start, allocator.releases, start
+        peak_allocated_bytes=allocator.peak_allocated,
+        peak_reserved_bytes=allocator.peak_reserved,
+        missing_bytes=allocator.capacity - capacity,
+        releases=allocator.releases,
+        capacity_bytes=capacity,
     )

@@ -11,17 +11,26 @@ class Block:
     __slots__ = ("address", "size", "pool", "before", "after", "taken", "mapped")
 
     def __init__(self, address: int, size: int, pool: Pool, mapped: bool = True):
-        self.address, self.size, self.pool, self.mapped = address, size, pool, mapped
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.mapped = mapped
         self.before: Block | None = None
         self.after: Block | None = None
         self.taken = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a request could have it: there is memory, and it is not taken."""
+        return self.mapped and not self.taken
 
 
 class Pool:
     """The free blocks for small or for large requests, by size and then by address. page: bytes mapped at once."""
 
     def __init__(self, small: bool, page: int):
-        self.small, self.page = small, page
+        self.small = small
+        self.page = page
         self.free: list[tuple[int, int]] = []  # (size, address), sorted
         self.blocks: dict[int, Block] = {}  # address -> free block
         self.space: Block | None = None  # the unmapped end of the expandable segment
@@ -39,7 +48,9 @@ def cut(block: Block, size: int) -> Block:
     """Shorten a block to `size`. Returns the rest, a new block after it, which is free if it is mapped."""
     rest = Block(block.address + size, block.size - size, block.pool, block.mapped)
     block.size = size
-    rest.before, rest.after, block.after = block, block.after, rest
+    rest.before = block
+    rest.after = block.after
+    block.after = rest
     if rest.after is not None:
         rest.after.before = rest
     if rest.mapped:
@@ -49,11 +60,11 @@ def cut(block: Block, size: int) -> Block:
 
 def merge_free(block: Block) -> Block:
     """Add a free, mapped block to its pool, merged with its free neighbours. Returns the merged block."""
-    before, after = block.before, block.after
-    if after is not None and after.mapped and not after.taken:
-        block.pool.remove(after)
+    if block.after is not None and block.after.is_free:
+        block.pool.remove(block.after)
         absorb_next(block)
-    if before is not None and before.mapped and not before.taken:
+    before = block.before
+    if before is not None and before.is_free:
         block.pool.remove(before)
         absorb_next(before)
         block = before

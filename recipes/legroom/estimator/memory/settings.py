@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from legroom.units import MIB
 
@@ -18,6 +19,9 @@ MIN_LARGE = 10 * MIB  # kMinLargeAlloc
 ROUND_LARGE = 2 * MIB  # kRoundLarge: a segment of its own is rounded up to a multiple
 UNLIMITED = sys.maxsize
 FRACTION = re.compile(r"0?\.\d+|[01](\.0*)?")
+SIZES = ("max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb")
+# What changes no memory of the device begins so.
+WITHOUT_EFFECT = ("pinned_", "release_lock_on_cudamalloc", "backend:native", "throw_on_cudamalloc_oom")
 
 
 @dataclass(frozen=True)
@@ -33,24 +37,20 @@ class Settings:
 
 def settings_from(text: str) -> tuple[Settings, list[str]]:
     """(settings, what it does not know) of a PYTORCH_ALLOC_CONF: `key:value,key:value`."""
-    found, unknown = {}, []
-    sizes = {
-        "max_split_size_mb": "max_split_size",
-        "max_non_split_rounding_mb": "max_non_split_rounding",
-        "large_segment_size_mb": "large_segment_size",
-    }
-    harmless = ("pinned_", "release_lock_on_cudamalloc", "backend:native", "throw_on_cudamalloc_oom")
-    for word in filter(None, (part.strip() for part in text.split(","))):
+    values: dict[str, Any] = {}
+    unknown = []
+    for word in text.split(","):
+        word = word.strip()
         key, _, value = word.partition(":")
-        if key in sizes and value.isdecimal():
-            found[sizes[key]] = int(value) * MIB
+        if key in SIZES and value.isdecimal():
+            values[key.removesuffix("_mb")] = int(value) * MIB
         elif key == "expandable_segments":
-            found[key] = value == "True"
+            values[key] = value == "True"
         elif key == "per_process_memory_fraction" and FRACTION.fullmatch(value):
-            found["memory_fraction"] = float(value)
-        elif not word.startswith(harmless):
+            values["memory_fraction"] = float(value)
+        elif word and not word.startswith(WITHOUT_EFFECT):
             unknown.append(word)
-    return Settings(**found), unknown
+    return Settings(**values), unknown
 
 
 @dataclass(frozen=True)
