@@ -35,9 +35,13 @@ def kernel(call: Call) -> str:
     """The kernel that runs (select_sdp_backend)."""
     if call.query.dim() != 4:
         return MATH
-    order = (CUDNN, FLASH, EFFICIENT) if call.capability[0] in (9, 10) else (FLASH, EFFICIENT)
-    checks = {CUDNN: _cudnn, FLASH: _flash, EFFICIENT: _efficient}
-    return next((name for name in order if checks[name](call)), MATH)
+    if call.capability[0] in (9, 10) and _cudnn(call):
+        return CUDNN
+    if _flash(call):
+        return FLASH
+    if _efficient(call):
+        return EFFICIENT
+    return MATH
 
 
 def rules(capability: tuple[int, int]) -> tuple[bool, ...]:
@@ -62,50 +66,49 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 def _cudnn(call: Call) -> bool:
     """can_use_cudnn_attention, of GPUs of capability 9 and 10: `kernel` asks for no other."""
     query, key, value, _, dropout, _, capability = call
-    size, limit = query.shape[-1], 256
-    trainable = size <= 128 or size == 256 or not _needs_gradient(query, key, value)
-    return (
-        _has_16_bit_type(query, capability)
-        and size == value.shape[-1] <= limit
-        and size % 8 == 0
-        and trainable
-        and key.shape[2] > 1
-        and (query.shape[2] > 1 or not dropout)
-        and dropout * CUDNN_DROPOUT_STEPS == int(dropout * CUDNN_DROPOUT_STEPS)
-    )
+    if not _has_16_bit_type(query, capability):
+        return False
+    size = query.shape[-1]
+    if size != value.shape[-1] or size > 256 or size % 8 != 0:
+        return False
+    if 128 < size < 256 and _needs_gradient(query, key, value):
+        return False
+    if key.shape[2] <= 1 or (dropout and query.shape[2] <= 1):
+        return False
+    return dropout * CUDNN_DROPOUT_STEPS == int(dropout * CUDNN_DROPOUT_STEPS)
 
 
 def _flash(call: Call) -> bool:
     """can_use_flash_attention."""
     query, key, value, mask, dropout, causal, capability = call
+    if mask is not None or not _has_16_bit_type(query, capability) or not (8, 0) <= capability <= (12, 1):
+        return False
+    if causal and query.shape[2] != key.shape[2]:
+        return False
     size = query.shape[-1]
-    trainable = (
-        not (_small(capability) and _needs_gradient(query, key, value)) or size <= 192 or (size > 224 and not dropout)
-    )
-    square = not causal or query.shape[2] == key.shape[2]
-    return (
-        mask is None
-        and _has_16_bit_type(query, capability)
-        and (8, 0) <= capability <= (12, 1)
-        and square
-        and size == key.shape[-1] == value.shape[-1] <= 256
-        and trainable
-    )
+    if not size == key.shape[-1] == value.shape[-1] <= 256:
+        return False
+    if _small(capability) and _needs_gradient(query, key, value):
+        return size <= 192 or (size > 224 and not dropout)
+    return True
 
 
 def _efficient(call: Call) -> bool:
     """can_use_mem_efficient_attention: check_head_dim_size_mem_efficient with minimum_gemm_alignment."""
     query, key, value, _, _, _, capability = call
-    alignment = 8 if query.dtype in HALVES and capability >= (7, 0) else 4 if capability >= (8, 0) else 1
-    supported_dtype = _has_16_bit_type(query, capability) or query.dtype == torch.float32
-    same_heads = EFFICIENT_HAS_GQA or query.shape[1] == key.shape[1]
-    return (
-        supported_dtype
-        and same_heads
-        and query.shape[-1] == key.shape[-1]
-        and query.shape[-1] % alignment == 0
-        and value.shape[-1] % alignment == 0
-    )
+    if not _has_16_bit_type(query, capability) and query.dtype != torch.float32:
+        return False
+    if query.shape[1] != key.shape[1] and not EFFICIENT_HAS_GQA:
+        return False
+    if query.dtype in HALVES and capability >= (7, 0):
+        alignment = 8
+    elif capability >= (8, 0):
+        alignment = 4
+    else:
+        alignment = 1
+    if query.shape[-1] != key.shape[-1]:
+        return False
+    return query.shape[-1] % alignment == 0 and value.shape[-1] % alignment == 0
 
 
 def attend(
@@ -130,16 +133,22 @@ def attend(
         attn_mask = torch.where(attn_mask, torch.zeros((), dtype=query.dtype, device=query.device), -float("inf"))
     if chosen == FLASH:
         size = query.shape[-1]
-        scale = scale if scale is not None else size**-0.5
-        padded = [torch.nn.functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key, value)]
-        out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
+        if scale is None:
+            scale = size**-0.5
+        if size % 8:
+            query, key, value = (pad(tensor, (0, -size % 8)) for tensor in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :size]
     if attn_mask is not None:
         attn_mask = _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
-    run = aten._scaled_dot_product_cudnn_attention if chosen == CUDNN else aten._scaled_dot_product_efficient_attention
     keep_logsumexp = _needs_gradient(query, key, value)
-    debug_mask = (False,) if chosen == CUDNN else ()
-    return run(query, key, value, attn_mask, keep_logsumexp, dropout_p, is_causal, *debug_mask, scale=scale)[0]
+    if chosen == CUDNN:
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, attn_mask, keep_logsumexp, dropout_p, is_causal, False, scale=scale
+        )[0]
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, keep_logsumexp, dropout_p, is_causal, scale=scale
+    )[0]
 
 
 def of_package(
@@ -158,18 +167,28 @@ def of_package(
 
     They save what torch's copy of them does. As transformers calls them (`flash_attention_forward`).
     """
-    causal = module.is_causal if is_causal is None else is_causal
-    if query.dtype == torch.float32:  # in 16 bits alone: the type of autocast, or of the first linear layer
-        autocast = torch.is_autocast_enabled(query.device.type)
-        weight = next((layer.weight for layer in module.modules() if isinstance(layer, torch.nn.Linear)), value)
-        dtype = torch.get_autocast_dtype(query.device.type) if autocast else weight.dtype
+    causal = bool(module.is_causal if is_causal is None else is_causal)
+    if query.dtype == torch.float32:
+        dtype = _type_of_package(module, query, value)
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+    queries = query.shape[2]
     keys = key.shape[2]
-    before = sliding_window - 1 if sliding_window is not None and keys > sliding_window else -1
-    turned = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+    before = -1
+    if sliding_window is not None and keys > sliding_window:
+        before = sliding_window - 1
     window = (before, 0 if causal else before)
-    rows = (None, None, query.shape[2], keys)
-    return flash(turned[0], turned[1], turned[2], rows, dropout, scaling, bool(causal), window)[0], None
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    return flash(query, key, value, (None, None, queries, keys), dropout, scaling, causal, window)[0], None
+
+
+def _type_of_package(module: torch.nn.Module, query: Tensor, value: Tensor) -> torch.dtype:
+    """In 16 bits alone: the type of autocast, or of the first linear layer."""
+    if torch.is_autocast_enabled(query.device.type):
+        return torch.get_autocast_dtype(query.device.type)
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            return layer.weight.dtype
+    return value.dtype
 
 
 def flash(
@@ -187,19 +206,27 @@ def flash(
     The tensors are (B, T, H, D), or (all tokens, H, D). rows: where those of queries and of keys begin then, and how
     long the longest are. window: positions before and behind that are seen; -1: all.
     """
-    size, width = query.shape[-1], value.shape[-1]
-    wide = -(-max(size, width) // 8) * 8
-    padded = [t if t.shape[-1] == wide else pad(t, (0, wide - t.shape[-1])) for t in (query, key, value)]
+    size = query.shape[-1]
+    value_size = value.shape[-1]
+    padded_size = -(-max(size, value_size) // 8) * 8
+    padded = []
+    for tensor in (query, key, value):
+        if tensor.shape[-1] != padded_size:
+            tensor = pad(tensor, (0, padded_size - tensor.shape[-1]))
+        padded.append(tensor)
+    if scale is None:
+        scale = size**-0.5
     windows = {"window_size_left": window[0], "window_size_right": window[1]}
-    scale = size**-0.5 if scale is None else scale
     out, sums, *_ = aten._flash_attention_forward(*padded, *rows, dropout, causal, False, scale=scale, **windows)
-    return out[..., :width], sums
+    return out[..., :value_size], sums
 
 
 def _aligned(mask: Tensor) -> Tensor:
     """preprocess_mask: a mask whose rows have no multiple of 16 elements is copied into one with longer rows."""
     columns = mask.shape[-1]
-    return pad(mask, (0, -columns % 16))[..., :columns] if columns % 16 else mask
+    if columns % 16 == 0:
+        return mask
+    return pad(mask, (0, -columns % 16))[..., :columns]
 
 
 def backward_workspaces(name: str, query: Tensor, key: Tensor, begins: Tensor | None = None) -> tuple[int, ...]:
@@ -210,23 +237,33 @@ def backward_workspaces(name: str, query: Tensor, key: Tensor, begins: Tensor | 
     """
     if begins is not None:  # mha_varlen_bwd: 128 more a row
         tokens, heads, size = query.shape
-        padded, keys = tokens + 128 * (begins.shape[0] - 1), key.shape[0]
+        padded = tokens + 128 * (begins.shape[0] - 1)
+        keys = key.shape[0]
     else:
         if name.startswith("_flash_attention"):  # (B, T, H, D)
-            query, key = query.transpose(1, 2), key.transpose(1, 2)
+            query = query.transpose(1, 2)
+            key = key.transpose(1, 2)
         batch, heads, length, size = query.shape
-        tokens, padded, keys = batch * length, batch * -(-length // 128) * 128, batch * key.shape[2]
+        tokens = batch * length
+        padded = batch * -(-length // 128) * 128
+        keys = batch * key.shape[2]
     if "flash_attention_backward" in name:
         # flash_api.cpp, mha_bwd: one sum per row, and the gradient of the queries in fp32. With grouped-query attention
         # also the gradients of keys and values per query head.
-        wide = -(-size // 32) * 32 if size <= 192 else 256
-        shared = query.element_size() * keys * heads * size
-        of_heads = (shared, shared) if key.shape[1] != heads else ()
-        return 4 * heads * padded, 4 * heads * padded * wide, *of_heads
+        padded_size = 256
+        if size <= 192:
+            padded_size = -(-size // 32) * 32
+        workspaces = (4 * heads * padded, 4 * heads * padded * padded_size)
+        if key.shape[1] != heads:
+            gradient = query.element_size() * keys * heads * size
+            workspaces += (gradient, gradient)
+        return workspaces
     if "efficient_attention_backward" in name:
         # kernel_backward.h: one sum per row; with 16-bit inputs also the gradient of the queries in fp32
         sums = 4 * heads * tokens
-        return (sums,) if query.dtype == torch.float32 else (sums, 4 * heads * padded * size)
+        if query.dtype == torch.float32:
+            return (sums,)
+        return sums, 4 * heads * padded * size
     if "cudnn_attention_backward" in name:  # cuDNN chooses its workspace; flash attention's is assumed
         return 4 * heads * padded, 4 * heads * padded * size
     return ()

@@ -26,10 +26,13 @@ LISTS: dict[str, list[str]] = yaml_table.beside(__file__)  # policy -> operation
 def cuda_autocast(device_type: str) -> Iterator[None]:
     """Inside, autocast on a device type casts as CUDA's does, and is CUDA's for whoever asks: peft's quantised layers
     cast their input where there is none."""
-    policies, is_enabled = _Policies(device_type), torch.is_autocast_enabled
+    policies = _Policies(device_type)
+    is_enabled = torch.is_autocast_enabled
 
-    def asked(of: str | None = None) -> bool:
-        return is_enabled(device_type if of in (None, "cuda") else of)
+    def is_enabled_there(of: str | None = None) -> bool:
+        if of is None or of == "cuda":
+            of = device_type
+        return is_enabled(of)
 
     kernels: dict[str, Callable] = {}
     for policy, names in LISTS.items():
@@ -41,7 +44,7 @@ def cuda_autocast(device_type: str) -> Iterator[None]:
         backend.fallthrough_for(KEY),
         backend.registered_kernels(KEY, kernels),
         backend.observed_autocast_exit(policies.clear_cache),
-        patched(torch, is_autocast_enabled=asked),
+        patched(torch, is_autocast_enabled=is_enabled_there),
     ):
         yield
 
@@ -83,10 +86,11 @@ class _Policies:
         )
         if not cacheable:
             return value.to(dtype)
-        known = self._cache.get(id(value))
-        if known is None or known[0]() is not value:
-            known = self._cache[id(value)] = (weakref.ref(value), value.to(dtype))
-        return known[1]
+        weight, cast = self._cache.get(id(value), (None, None))
+        if weight is None or weight() is not value:
+            cast = value.to(dtype)
+            self._cache[id(value)] = (weakref.ref(value), cast)
+        return cast
 
     def _call(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype | None = None) -> Any:
         with backend.excluded_dispatch_keys(self._keys):
@@ -108,7 +112,9 @@ class _Policies:
     def fp32_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """fp32_set_opt_dtype: the result is fp32, unless the caller passes a dtype."""
         dtype_index = [argument.name for argument in schema(func).arguments].index("dtype")
-        dtype = kwargs.get("dtype") or (args[dtype_index] if dtype_index < len(args) else None)
+        dtype = kwargs.get("dtype")
+        if dtype is None and dtype_index < len(args):
+            dtype = args[dtype_index]
         if self._eligible(args[0]) and dtype is None:
             args = args[:dtype_index]
             kwargs = kwargs | {"dtype": torch.float32}
@@ -118,13 +124,18 @@ class _Policies:
         """fp32_append_dtype: the overload with a dtype is called instead."""
         if not self._eligible(args[0]):
             return self._call(func, args, kwargs)
-        whole = overload_name(func) == "Scalar"  # of all elements, and not along a dimension
-        args = (*args, 2)[:2] if whole else (*args, False)[:4]  # p and keepdim: torch leaves out what is a default
-        with_dtype = torch.ops.aten.norm.ScalarOpt_dtype if whole else torch.ops.aten.norm.ScalarOpt_dim_dtype
+        if overload_name(func) == "Scalar":  # of all elements
+            with_dtype = torch.ops.aten.norm.ScalarOpt_dtype
+            args = (*args, 2)[:2]  # p: torch leaves out what is a default
+        else:  # along a dimension
+            with_dtype = torch.ops.aten.norm.ScalarOpt_dim_dtype
+            args = (*args, False)[:4]  # keepdim
         return self._call(with_dtype, args, kwargs | {"dtype": torch.float32})
 
     def widest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """promote: in fp32 if an argument is fp32, in autocast's dtype otherwise."""
-        dtypes = {value.dtype for value in tensors_in((*args, *kwargs.values())) if self._eligible(value)}
-        lower = torch.get_autocast_dtype(self.device_type)
-        return self._call(func, args, kwargs, torch.float32 if torch.float32 in dtypes else lower)
+        dtype = torch.get_autocast_dtype(self.device_type)
+        for value in tensors_in((*args, *kwargs.values())):
+            if self._eligible(value) and value.dtype == torch.float32:
+                dtype = torch.float32
+        return self._call(func, args, kwargs, dtype)

@@ -103,6 +103,7 @@ class FakeDevice(OpObserverMode):
     def pretend(
         self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor], device: Any
     ) -> Any:
+        """The result of an operation that is not run. device: the argument of that name, or None."""
         if device is not None and torch.device(device).type == "meta":  # where accelerate.init_empty_weights moves to
             bare = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors}
             return func(*[op_cache.replace_tensors(value, bare) for value in args], **kwargs)
@@ -111,9 +112,9 @@ class FakeDevice(OpObserverMode):
                 args = known_values.without_masks(args)
                 signature, tensors = op_cache.call_signature(func, args, kwargs)
             else:
-                found = known_values.computed(func, args, kwargs, tensors)
-                if found is not None:
-                    return self._with_known_value(found)
+                value = known_values.computed(func, args, kwargs, tensors)
+                if value is not None:
+                    return self._with_known_value(value)
         description = self._descriptions.get(signature)
         if description is None:
             if self.capability is not None:
@@ -124,32 +125,38 @@ class FakeDevice(OpObserverMode):
         if description is op_cache.READ:
             return known_values.read(args[0], self.warnings)
         if description is op_cache.COLLECTIVE:
-            # torch's fake process group copies its inputs: on a fake CPU, real ones instead
-            real = {id(t): torch.empty(t.shape, dtype=t.dtype) if t.is_cpu and is_fake(t) else t for t in tensors}
-            result = func(*[op_cache.replace_tensors(value, real) for value in args], **kwargs)
-            return op_cache.replace_tensors(result, {id(real[id(tensor)]): tensor for tensor in tensors})
-        if device is None:  # tensors that FSDP has offloaded to the host stay there
-            on_host = tensors and tensors[0].is_cpu and all(tensor.is_cpu for tensor in tensors)
-            result_device = CPU if on_host else self.device
-        else:
-            result_device = self.device if torch.device(device).type == DEVICE_TYPE else torch.device(device)
-        leaves_device = func is torch.ops.aten._to_copy.default and result_device == CPU and not tensors[0].is_cpu
-        is_read = leaves_device and not tensors[0].is_floating_point() and not self._packing
-        if is_read and (known_values.value_of(tensors[0]) is not None or not self.unknown_leaves):
+            return _collective(func, args, kwargs, tensors)
+        result_device = self._result_device(tensors, device)
+        if self._is_read(func, tensors, result_device):
             return func(known_values.on_host(tensors[0]), *args[1:], **kwargs)
         result = op_cache.build_result(description, tensors, result_device)
-        made = [result] if isinstance(result, torch.Tensor) else result if isinstance(result, (list, tuple)) else ()
-        if made and all(isinstance(one, torch.Tensor) and not one.is_floating_point() for one in made):
+        if _are_whole_numbers(result):
             known_values.follow(func, args, kwargs, tensors, result)
         return result
+
+    def _result_device(self, tensors: list[torch.Tensor], device: Any) -> torch.device:
+        if device is not None:
+            device = torch.device(device)
+            return self.device if device.type == DEVICE_TYPE else device
+        if tensors and all(tensor.is_cpu for tensor in tensors):  # what FSDP has offloaded to the host stays there
+            return CPU
+        return self.device
+
+    def _is_read(self, func: Any, tensors: list[torch.Tensor], result_device: torch.device) -> bool:
+        """Whether an operation copies integers to the host, where somebody reads them."""
+        if func is not torch.ops.aten._to_copy.default or result_device != CPU or self._packing:
+            return False
+        if tensors[0].is_cpu or tensors[0].is_floating_point():
+            return False
+        return not self.unknown_leaves or known_values.value_of(tensors[0]) is not None
 
     def _with_known_value(self, value: Any) -> Any:
         """A tensor on the fake device whose value is known; of a tuple or list, one for each tensor in it."""
         if not isinstance(value, torch.Tensor):
-            return type(value)(map(self._with_known_value, value))
-        made = fake_storages.empty(value.shape, value.stride(), value.dtype, value.nbytes, self.device)
-        made.known_value = value  # type: ignore[attr-defined]
-        return made
+            return type(value)(self._with_known_value(element) for element in value)
+        tensor = fake_storages.empty(value.shape, value.stride(), value.dtype, value.nbytes, self.device)
+        tensor.known_value = value  # type: ignore[attr-defined]
+        return tensor
 
     # --- around the operations ---
 
@@ -159,7 +166,8 @@ class FakeDevice(OpObserverMode):
 
         def init_here(hooks: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
             def pack(tensor: torch.Tensor) -> Any:
-                outer, self._packing = self._packing, True
+                outer = self._packing
+                self._packing = True
                 try:
                     return pack_hook(tensor)
                 finally:
@@ -187,9 +195,29 @@ class FakeDevice(OpObserverMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._contexts.close()
-        taken = error_guard.take_error()
-        if taken is not None:
-            raise taken
+        error_of_guard = error_guard.take_error()
+        if error_of_guard is not None:
+            raise error_of_guard
+
+
+def _collective(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+    """Runs a collective of torch's fake process group, which copies its inputs: on a fake CPU, real ones instead."""
+    real = {}
+    for tensor in tensors:
+        real[id(tensor)] = tensor
+        if tensor.is_cpu and is_fake(tensor):
+            real[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
+    result = func(*[op_cache.replace_tensors(value, real) for value in args], **kwargs)
+    return op_cache.replace_tensors(result, {id(real[id(tensor)]): tensor for tensor in tensors})
+
+
+def _are_whole_numbers(result: Any) -> bool:
+    """Whether a result is a tensor of integers or truths, or several, whose values may be known."""
+    if isinstance(result, torch.Tensor):
+        return not result.is_floating_point()
+    if not isinstance(result, (list, tuple)) or not result:
+        return False
+    return all(isinstance(tensor, torch.Tensor) and not tensor.is_floating_point() for tensor in result)
 
 
 def _copied_by_operation(deepcopy: Callable) -> Callable:
@@ -201,16 +229,16 @@ def _copied_by_operation(deepcopy: Callable) -> Callable:
             return deepcopy(tensor, memo)
         plain = tensor.detach()
         if type(tensor) is not torch.Tensor or known_values.value_of(tensor) is not None:
-            made = plain.clone()
+            copy = plain.clone()
         else:
             storage = tensor.untyped_storage()
             whole = memo.get(storage.data_ptr())  # no object has an id as high as the address of a fake storage
             if whole is None or whole.dtype != tensor.dtype:
                 whole = plain.new_empty(fake_storages.nbytes(storage) // tensor.itemsize)
                 memo[storage.data_ptr()] = whole
-            made = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).data
-        memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
-        return made
+            copy = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).data
+        memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+        return copy
 
     return copied
 

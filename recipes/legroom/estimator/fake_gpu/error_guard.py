@@ -23,14 +23,25 @@ class ErrorGuard(DeviceGuard):
     def type_(self, fetch: Any = fetch_python_error, references: Any = _REFERENCES, kind: Any = PRIVATE_USE_1) -> Any:
         fetch(*references)
         if _type:
-            value = _value.value if _value else None
-            error = value if isinstance(value, BaseException) else _type.value(*([value] if _value else []))
-            _taken.append(error.with_traceback(_traceback.value if _traceback else None))
+            _taken.append(_error())
         return kind
+
+
+def _error() -> BaseException:
+    """The exception that was taken away. Python may not have made it yet: then there are its class and its argument."""
+    if not _value:
+        error = _type.value()
+    elif isinstance(_value.value, BaseException):
+        error = _value.value
+    else:
+        error = _type.value(_value.value)
+    return error.with_traceback(_traceback.value if _traceback else None)
 
 
 def take_error() -> BaseException | None:
     """The first exception that the guard took away since the last call."""
-    error = _taken[0] if _taken else None
+    if not _taken:
+        return None
+    error = _taken[0]
     _taken.clear()
     return error

@@ -23,18 +23,24 @@ _addresses = itertools.count(FIRST_ADDRESS, ADDRESS_STEP)
 
 def empty(size: Any, stride: Any, dtype: torch.dtype, size_bytes: int, device: torch.device) -> torch.Tensor:
     """A tensor with a fake storage of `size_bytes`. device: the fake GPU, or the CPU."""
-    made = torch.empty(0, dtype=dtype) if device.type == "cpu" else create_empty_backend_tensor([0], dtype)
-    storage = storage_at_address(next(_addresses), made.device, size_bytes)
-    return _set_storage(CPU_KEYS, made, storage, 0, size, stride)
+    tensor = _of_no_elements(dtype, device.type == "cpu")
+    storage = storage_at_address(next(_addresses), tensor.device, size_bytes)
+    return _set_storage(CPU_KEYS, tensor, storage, 0, size, stride)
+
+
+def _of_no_elements(dtype: torch.dtype, on_cpu: bool) -> torch.Tensor:
+    if on_cpu:
+        return torch.empty(0, dtype=dtype)
+    return create_empty_backend_tensor([0], dtype)
 
 
 def view(
     tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """A view of a fake tensor, by the CPU's kernel on either device. dtype: another one, as of view_as_complex."""
-    if dtype not in (None, tensor.dtype):
-        made = torch.empty(0, dtype=dtype) if tensor.is_cpu else create_empty_backend_tensor([0], dtype)
-        return _set_storage(CPU_KEYS, made, tensor.untyped_storage(), storage_offset, size, stride)
+    if dtype is not None and dtype != tensor.dtype:
+        cast = _of_no_elements(dtype, tensor.is_cpu)
+        return _set_storage(CPU_KEYS, cast, tensor.untyped_storage(), storage_offset, size, stride)
     return _as_strided(CPU_KEYS, tensor, size, stride, storage_offset)
 
 
@@ -58,7 +64,9 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 def nbytes(storage: torch.UntypedStorage) -> int:
     """The size of any storage: the last one that `resize` set, or the real one."""
-    return storage.__dict__["resized_bytes"] if "resized_bytes" in storage.__dict__ else real_nbytes(storage)
+    if "resized_bytes" in storage.__dict__:
+        return storage.__dict__["resized_bytes"]
+    return real_nbytes(storage)
 
 
 def resize(storage: torch.UntypedStorage, size_bytes: int) -> Any:

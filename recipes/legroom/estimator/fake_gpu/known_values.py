@@ -26,8 +26,9 @@ SHAPE_FROM_VALUES = {
     aten._unique2.default,
 }
 # What was in the first operand does not matter.
-_OVERWRITES = {"copy_", "fill_", "zero_"} | {f"{name}_like" for name in ("zeros", "ones", "full")}
-_OVERWRITES |= {f"new_{name}" for name in ("zeros", "ones", "full")}
+_OVERWRITES = {
+    *("copy_", "fill_", "zero_", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
+}
 MAX_ELEMENTS = 2**20  # of a tensor whose value is computed
 # Whatever the other operand is, the result is the one that is all zeros, or all ones.
 _DECIDED_BY = {"bitwise_and": 0, "logical_and": 0, "mul": 0, "bitwise_or": 1, "logical_or": 1}
@@ -41,49 +42,68 @@ def follow(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], resul
     """
     values = {id(tensor): value_of(tensor) for tensor in tensors}
     name = op_name(func)
-    random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
+    is_random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
     results: list[Any] = [result] if isinstance(result, torch.Tensor) else list(result)
-    if name in _OVERWRITES and values.get(id(args[0]), args) is None and results[0].numel() <= MAX_ELEMENTS:
+    is_large = sum(tensor.numel() for tensor in results) > MAX_ELEMENTS
+    unknown = {key for key, value in values.items() if value is None}
+    if name in _OVERWRITES and id(args[0]) in unknown and results[0].numel() <= MAX_ELEMENTS:
         values[id(args[0])] = torch.empty(args[0].shape, dtype=args[0].dtype)
-    is_large = sum(each.numel() for each in results) > MAX_ELEMENTS
-    if random or is_large or any(value is None for value in values.values()):
-        for each in results:
-            known = None if random else _decided(func, args, values, each)
-            if known is None and values.get(id(each)) is not None:  # written over: so are all views of it
-                values[id(each)].untyped_storage().is_unknown = True  # type: ignore[union-attr]
-            each.known_value = known
+        unknown.remove(id(args[0]))
+    if is_random or is_large or unknown:
+        for tensor in results:
+            decided = None
+            if not is_random:
+                decided = _decided(func, args, values, tensor)
+            before = values.get(id(tensor))
+            if decided is None and before is not None:  # written over: so are all views of it
+                before.untyped_storage().is_unknown = True  # type: ignore[attr-defined]
+            tensor.known_value = decided
         return
-    on_host = functools.partial(replace_tensors, replacements=values)
-    host_args = [on_host(value) for value in args]
-    host_kwargs = {name: on_host(value) for name, value in kwargs.items()}
+    for tensor, value in zip(results, _on_host(func, args, kwargs, values, len(results))):
+        tensor.known_value = value
+
+
+def _on_host(func: Any, args: Any, kwargs: Any, values: dict[int, Any], results: int) -> list[Any]:
+    """The results of an operation from known values, as a list of so many; None for those that the host cannot give."""
+    replaced = functools.partial(replace_tensors, replacements=values)
+    host_args = [replaced(value) for value in args]
+    host_kwargs = {name: replaced(value) for name, value in kwargs.items()}
     if "device" in kwargs:
         host_kwargs["device"] = torch.device("cpu")
     try:
         known = func(*host_args, **host_kwargs)
     except NotImplementedError:  # the GPU alone has it for this type: histc of integers
-        known = [None] * len(results)
+        return [None] * results
     if isinstance(known, torch.Tensor):
-        known = [known]
-    for each, value in zip(results, known):
-        each.known_value = value
+        return [known]
+    return list(known)
 
 
 def _decided(func: Any, args: Any, values: dict[int, Any], result: torch.Tensor) -> torch.Tensor | None:
     """The value of `unknown & False`, `unknown | True` and their like; None where the known operand does not decide."""
     number = _DECIDED_BY.get(op_name(func).removesuffix("_"))
-    if number is None or (number and result.dtype != torch.bool) or result.numel() > MAX_ELEMENTS:
+    if number is None or result.numel() > MAX_ELEMENTS:
+        return None
+    if number == 1 and result.dtype != torch.bool:
         return None
     for operand in args[:2]:
-        known = values[id(operand)] if isinstance(operand, torch.Tensor) else torch.tensor(operand)
-        if known is not None and known.numel() and bool(((known != 0) == number).all()):
+        if isinstance(operand, torch.Tensor):
+            value = values[id(operand)]
+        else:
+            value = torch.tensor(operand)
+        if value is not None and value.numel() and bool(((value != 0) == number).all()):
             return torch.full(result.shape, number, dtype=result.dtype)
     return None
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of a tensor, on the host; None for a fake tensor whose values are unknown."""
-    value = getattr(tensor, "known_value", None) if is_fake(tensor) else tensor
-    return None if value is None or _has_unknown(value) else value
+    value = tensor
+    if is_fake(tensor):
+        value = getattr(tensor, "known_value", None)
+    if value is None or _has_unknown(value):
+        return None
+    return value
 
 
 def is_uncertain(tensor: torch.Tensor) -> bool:
@@ -101,8 +121,13 @@ def without_masks(args: Any) -> Any:
     source, indices, *rest = args
     positions: list[torch.Tensor | None] = []
     for index in indices:
-        value = None if index is None or index.dtype not in (torch.bool, torch.uint8) else value_of(index)
-        positions += [index] if value is None else value.nonzero(as_tuple=True)
+        value = None
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            value = value_of(index)
+        if value is None:
+            positions.append(index)
+        else:
+            positions += value.nonzero(as_tuple=True)
     return (source, positions, *rest)
 
 
@@ -122,7 +147,9 @@ def read(tensor: Any, warnings: dict[str, None]) -> bool | int | float:
     warnings[f"the step reads a number from the device ({reader()}), and it is taken as 1."] = None
     if tensor.dtype == torch.bool:
         return True
-    return 1.0 if tensor.is_floating_point() else 1
+    if tensor.is_floating_point():
+        return 1.0
+    return 1
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

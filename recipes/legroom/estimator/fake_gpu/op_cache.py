@@ -5,7 +5,6 @@ device, which computes shapes and no values. A description of its result is cach
 calls build their result from that description.
 """
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,8 +28,10 @@ CONSTANT_TYPES = (str, torch.dtype, torch.device, torch.layout, torch.memory_for
 def call_signature(func: Any, args: Any, kwargs: Any) -> tuple[tuple, list[torch.Tensor]]:
     """(a hashable key, equal for calls with alike results; the tensors among the arguments, in order)."""
     tensors: list[torch.Tensor] = []
+    of_args = signature_of(args, tensors)
+    of_kwargs = signature_of(kwargs.items(), tensors) if kwargs else ()
     # id(): an OpOverload lives as long as the process, and its own hash is slower.
-    return (id(func), signature_of(args, tensors), signature_of(kwargs.items(), tensors) if kwargs else ()), tensors
+    return (id(func), of_args, of_kwargs), tensors
 
 
 def signature_of(values: Iterable[Any], tensors: list[torch.Tensor]) -> tuple:
@@ -73,46 +74,72 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     name = op_name(func)
     if name == "int8_vectorwise_quant":  # which columns stay in 16 bits depends on the values: none
         columns = _describe(torch.empty(0, dtype=torch.int64, device="meta"), {}, {})
-        plain = _describe(func(metas[id(args[0])]), {}, {})
-        return (*plain[:-1], columns)
-    # The meta kernel of this product accepts bf16 only; CUDA's accepts every float dtype.
-    grouped = name == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
-    if grouped:
-        metas |= {id(t): metas[id(t)].to(torch.bfloat16) for t in tensors if t.is_floating_point()}
+        without_columns = _describe(func(metas[id(args[0])]), {}, {})
+        return (*without_columns[:-1], columns)
     layouts = {id(meta): _layout(meta) for meta in metas.values()}
-    on_meta = functools.partial(replace_tensors, replacements=metas)
-    meta_kwargs = {
-        name: torch.device("meta") if name == "device" and value is not None else on_meta(value)
-        for name, value in kwargs.items()
-    }
-    if device_is_meta and "device" in [argument.name for argument in schema(func).arguments]:
-        meta_kwargs["device"] = torch.device("meta")
-    on_host = bool(tensors) and all(tensor.is_cpu for tensor in tensors)
-    try:
-        with torch_private.meta_kernels_of("cpu" if on_host else "cuda"):
-            result = WITHOUT_META.get(func, func)(*map(on_meta, args), **meta_kwargs)
-    except RuntimeError as error:  # NotImplementedError, of an operation without a meta kernel, is one, too
-        raise UnknownOperation(f"the fake device cannot infer {func}: {str(error).splitlines()[0]}") from error
-    if grouped:
-        result = result.to(tensors[0].dtype)
+    result = _run_on_meta(func, args, kwargs, tensors, metas, device_is_meta)
     if name in UNREDUCED_MEMORY and not result.dim():
         unreduced = result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
-        result = unreduced.as_strided((), ()) if unreduced.numel() else result
-    if name == "mkldnn_rnn_layer":  # oneDNN alone knows how large its workspace is, the last of the results
-        real = {id(tensor): torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in tensors}
-        *others, workspace = result
-        workspace = workspace.new_empty(func(*[replace_tensors(value, real) for value in args])[-1].shape)
-        result = (*others, workspace)
-    argument_of = {id(metas[id(tensor)]): index for index, tensor in enumerate(tensors)}
-    storage_of = {storage_key(metas[id(tensor)].untyped_storage()): index for index, tensor in enumerate(tensors)}
+        if unreduced.numel():
+            result = unreduced.as_strided((), ())
+    if name == "mkldnn_rnn_layer":
+        result = _with_workspace_of_mkldnn(func, args, tensors, result)
+    argument_of = {}
+    storage_of = {}
+    for index, tensor in enumerate(tensors):
+        meta = metas[id(tensor)]
+        argument_of[id(meta)] = index
+        storage_of[storage_key(meta.untyped_storage())] = index
     if isinstance(result, torch.Tensor) and layouts.get(id(result), _layout(result)) != _layout(result):
         return LAID_OUT_ANEW, argument_of[id(result)], *_layout(result)  # transpose_ and its like
     description = _describe(result, argument_of, storage_of)
     if name == "_scaled_dot_product_efficient_attention":
         # of its random numbers, which attention.cu makes on the host, without dropout, too
-        *others, seed, offset = description[1:]
-        return (description[0], *others, (ON_HOST, *seed[1:4:2]), (ON_HOST, *offset[1:4:2]))
+        *others, seed, offset = description
+        return (*others, _on_host(seed), _on_host(offset))
     return description
+
+
+def _run_on_meta(
+    func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], metas: dict[int, torch.Tensor], device_is_meta: bool
+) -> Any:
+    """The result of a call on torch's meta device. metas: what stands for each tensor there, by its id."""
+    # The meta kernel of this product accepts bf16 only; CUDA's accepts every float dtype.
+    needs_bf16 = op_name(func) == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
+    if needs_bf16:
+        metas = dict(metas)
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                metas[id(tensor)] = metas[id(tensor)].to(torch.bfloat16)
+    meta_args = [replace_tensors(value, metas) for value in args]
+    meta_kwargs = {name: replace_tensors(value, metas) for name, value in kwargs.items()}
+    if kwargs.get("device") is not None:
+        meta_kwargs["device"] = torch.device("meta")
+    if device_is_meta and "device" in [argument.name for argument in schema(func).arguments]:
+        meta_kwargs["device"] = torch.device("meta")
+    on_host = bool(tensors) and all(tensor.is_cpu for tensor in tensors)
+    try:
+        with torch_private.meta_kernels_of("cpu" if on_host else "cuda"):
+            result = WITHOUT_META.get(func, func)(*meta_args, **meta_kwargs)
+    except RuntimeError as error:  # NotImplementedError, of an operation without a meta kernel, is one, too
+        raise UnknownOperation(f"the fake device cannot infer {func}: {str(error).splitlines()[0]}") from error
+    if needs_bf16:
+        result = result.to(tensors[0].dtype)
+    return result
+
+
+def _with_workspace_of_mkldnn(func: Any, args: Any, tensors: list[torch.Tensor], result: Any) -> tuple:
+    """oneDNN alone knows how large its workspace is, the last of the results: it is run with zeros."""
+    zeros = {id(tensor): torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in tensors}
+    real = func(*[replace_tensors(value, zeros) for value in args])
+    *others, workspace = result
+    return (*others, workspace.new_empty(real[-1].shape))
+
+
+def _on_host(description: tuple) -> tuple:
+    """The description of a new tensor, as one on the host."""
+    _, size, _, dtype, _ = description
+    return ON_HOST, size, dtype
 
 
 def _layout(tensor: torch.Tensor) -> tuple:
@@ -125,10 +152,17 @@ def _gru_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.T
 
 
 def _gru_cell_backward(grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple:
+    """The gradients of both kinds of gates, of the state, and of both biases."""
     gates = workspace.shape[1] // 5 * 3
-    made = [workspace.new_empty(workspace.shape[0], gates) for _ in range(2)]
-    biases = [workspace.new_empty(gates) if has_bias else None for _ in range(2)]
-    return *made, torch.empty_like(grad, memory_format=torch.contiguous_format), *biases
+    input_gates = workspace.new_empty(workspace.shape[0], gates)
+    hidden_gates = workspace.new_empty(workspace.shape[0], gates)
+    state = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    input_bias = None
+    hidden_bias = None
+    if has_bias:
+        input_bias = workspace.new_empty(gates)
+        hidden_bias = workspace.new_empty(gates)
+    return input_gates, hidden_gates, state, input_bias, hidden_bias
 
 
 # Operations of CUDA that torch gives no meta kernel: what takes their place.
@@ -147,9 +181,9 @@ def meta_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor with the same shape, strides, dtype and storage size."""
     if tensor.is_meta:
         return tensor
-    needed = (
-        tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
-    )
+    needed = tensor.storage_offset() + 1
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        needed += (size - 1) * stride
     held = fake_storages.real_nbytes(tensor.untyped_storage()) // tensor.element_size()
     whole = torch.empty(max(held, needed), dtype=tensor.dtype, device="meta")
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

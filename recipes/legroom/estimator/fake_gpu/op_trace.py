@@ -69,17 +69,23 @@ class OpTrace:
         record_origins: bool = False,
         before: OpTrace | None = None,
     ):
-        self.fake, self.model = fake, model
-        log = before.log if before is not None else None
+        self.fake = fake
+        self.model = model
+        log = None
+        self.workspaces: list[Workspace] = []
+        self._threads_with_handle: set[str] = set()  # of cuBLAS
+        if before is not None:
+            log = before.log
+            self.workspaces = before.workspaces
+            self._threads_with_handle = before._threads_with_handle
         self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins, log)
-        self.log, self.origins = self.ledger.log, self.ledger.origins
+        self.log = self.ledger.log
+        self.origins = self.ledger.origins
         if fake.capability is not None:
             self.log.current_stream = lambda: backend.MODULE.current_stream().number
-        self.workspaces: list[Workspace] = [] if before is None else before.workspaces
         self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
         self._seen: dict[Any, Any] = {}  # shared by all tallies: an operation is classified once
         self.tally = Tally(seen=self._seen)  # of the operations outside the passes
-        self._threads_with_handle: set[str] = set() if before is None else before._threads_with_handle
         # Of the latest operation: freed as the next one begins at the earliest.
         self._arguments: list[torch.Tensor] = []
         self._contexts = contextlib.ExitStack()
@@ -98,9 +104,12 @@ class OpTrace:
             return self.ledger.attribution.record_result(func, args, result, "forward")
         self.ledger.after(func, args, kwargs, result, signature)
         phase = self.log.phase.latest
-        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
-        # Gradients are recorded inside the backward pass where checkpointing runs the forward pass again, in Python.
-        caller = "forward" if phase == "backward" and torch.is_grad_enabled() else phase
+        tally = self.tally
+        if self.passes and phase != "step":
+            tally = self.passes[-1]
+        caller = phase
+        if phase == "backward" and torch.is_grad_enabled():  # checkpointing runs the forward pass again, in Python
+            caller = "forward"
         module = None if self.origins is None else self.origins.module
         tally.add(func, args, kwargs, result, phase, signature, caller, module)
         if self.fake.capability is not None:
@@ -134,20 +143,22 @@ class OpTrace:
                 size = cublas_workspace_bytes(self.fake.capability or (0, 0))
                 self.workspaces.append(Workspace(len(self.log.events), (size,), kept=True))
         elif name.endswith("attention_backward"):
-            lengths = args[6:7] if args[1].dim() == 3 else ()  # of rows in one, packed
-            sizes = attention.backward_workspaces(name, *args[1:3], *lengths)
+            begins = args[6] if args[1].dim() == 3 else None  # of packed rows
+            sizes = attention.backward_workspaces(name, args[1], args[2], begins)
         elif name in ("mse_loss", "smooth_l1_loss") and not result.dim():  # the loss of each element, once more
             sizes = (result.untyped_storage().nbytes(),)
         else:
-            card = self.fake.threads_per_multiprocessor, self.fake.multiprocessors
-            sizes = reductions.buffers_of(func, args, kwargs, *card)
+            threads = self.fake.threads_per_multiprocessor
+            sizes = reductions.buffers_of(func, args, kwargs, threads, self.fake.multiprocessors)
         if sizes:
             self.workspaces.append(Workspace(len(self.log.events), sizes, kept=False))
 
     # --- around the step ---
 
     def __enter__(self) -> OpTrace:
-        self.passes, self.tally, self.ledger.model_flops = [], Tally(seen=self._seen), 0
+        self.passes = []
+        self.tally = Tally(seen=self._seen)
+        self.ledger.model_flops = 0
         with contextlib.ExitStack() as contexts:
             self.ledger.begin_step()
             if self.host_log is not None:
@@ -202,11 +213,8 @@ class OpTrace:
             times = 1
             if tally is repeated:
                 times += micro_batches - len(self.passes)
-            for sums, parts in ((whole.counts, tally.counts), (whole.places, tally.places)):
-                for phase, counts in parts.items():
-                    into = sums.setdefault(phase, Counter())
-                    for key, count in counts.items():
-                        into[key] += count * times
+            _add_counts(whole.counts, tally.counts, times)
+            _add_counts(whole.places, tally.places, times)
             for phase, calls in tally.calls.items():
                 whole.calls[phase] += calls * times
             whole.unknown |= tally.unknown
@@ -223,7 +231,7 @@ class OpTrace:
         start = self.log.step_start
         for _ in range(repeats - 1):
             requests.begin_repetition()
-            requests.replay(start, [one for one in self.workspaces if one.index >= start and not one.kept])
+            requests.replay(start, [space for space in self.workspaces if space.index >= start and not space.kept])
         return requests.events
 
     def allocator_events_of(self, ends: list[int], order: list[int]) -> list[Request]:
@@ -231,13 +239,28 @@ class OpTrace:
 
         ends: the end of each step in the log. order: indices of steps.
         """
-        requests, begins, seen = _AllocatorRequests(self), [0, *ends], set()
+        requests = _AllocatorRequests(self)
+        begins = [0, *ends]
+        replayed = set()
         for step in order:
-            first, last = begins[step], ends[step]
-            own = [one for one in self.workspaces if first <= one.index < last]
-            requests.replay(first, [one for one in own if step not in seen or not one.kept], last)
-            seen.add(step)
+            first = begins[step]
+            last = ends[step]
+            workspaces = []
+            for workspace in self.workspaces:
+                is_there_already = workspace.kept and step in replayed
+                if first <= workspace.index < last and not is_there_already:
+                    workspaces.append(workspace)
+            requests.replay(first, workspaces, last)
+            replayed.add(step)
         return requests.events
+
+
+def _add_counts(sums: dict[str, Counter], counts: dict[str, Counter], times: int) -> None:
+    """Add counts by phase, each so many times."""
+    for phase, of_phase in counts.items():
+        sum_of_phase = sums.setdefault(phase, Counter())
+        for key, count in of_phase.items():
+            sum_of_phase[key] += count * times
 
 
 class _AllocatorRequests:
@@ -245,19 +268,25 @@ class _AllocatorRequests:
 
     def __init__(self, trace: OpTrace):
         self.events: list[Request] = []
-        self._log, self._step_start = trace.log.events, trace.log.step_start
+        self._log = trace.log.events
+        self._step_start = trace.log.step_start
         self._next_key = itertools.count()
         self._keys: dict[int, int] = {}  # id of an entry that is alive -> key
         self._left_behind: dict[int, list[int]] = {}  # bytes -> keys of storages that the last repetition left behind
 
     def _allocate(self, size_bytes: int, stream: int = 0) -> int:
         key = next(self._next_key)
-        self.events.append((key, size_bytes, stream) if stream else (key, size_bytes))
+        if stream:
+            self.events.append((key, size_bytes, stream))
+        else:
+            self.events.append((key, size_bytes))
         return key
 
     def replay(self, first: int, workspaces: list[Workspace], last: int | None = None) -> None:
         """The requests of the log from index `first` to `last`, or to its end. workspaces: ordered by index."""
-        pending, last = deque(workspaces), len(self._log) if last is None else last
+        pending = deque(workspaces)
+        if last is None:
+            last = len(self._log)
         for index in range(first, last + 1):
             while pending and pending[0].index <= index:
                 workspace = pending.popleft()

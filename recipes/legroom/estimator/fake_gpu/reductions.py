@@ -83,18 +83,20 @@ def buffers(
 ) -> tuple[int, ...]:
     """See `buffers_of`. dimensions: over which is reduced; empty: all."""
     reduced, kept = _merged_dimensions(shape, strides, dimensions)
-    inputs, outputs = math.prod(size for size, *_ in reduced), math.prod(size for size, *_ in kept)
+    inputs = math.prod(size for size, *_ in reduced)
+    outputs = math.prod(size for size, *_ in kept)
     along_rows = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])  # the fastest dimension is reduced
     vector = 1  # results of one thread
     if along_rows:
-        across, along = inputs, outputs
+        width, height = _block(inputs, outputs, MOST_THREADS)
+        step_inputs = width
+        step_outputs = 1
     else:
-        across, along = outputs, inputs
         if kept[0][1] == 1:
             vector = math.gcd(4, kept[0][0], *(stride for _, stride, *_ in [*reduced, *kept[1:]]))
-            across //= vector
-    width, height = _block(across, along, MOST_THREADS // vector)
-    step_inputs, step_outputs = (width, 1) if along_rows else (1, width)
+        width, height = _block(outputs // vector, inputs, MOST_THREADS // vector)
+        step_inputs = 1
+        step_outputs = width
     values = -(-inputs // step_inputs)
     if values < min(height * 16, MOST_VALUES):
         return ()  # each warp has a result of its own
@@ -117,12 +119,17 @@ def _merged_dimensions(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The reduced dimensions as [size, stride] and the kept ones as [size, stride, stride in the result], the fastest
     first, with those merged that follow each other in memory."""
-    chosen = {dimension % max(len(shape), 1) for dimension in dimensions} or set(range(len(shape)))
-    reduced, kept, result_stride = [], [], 1
+    if dimensions:
+        reduced_dimensions = {dimension % max(len(shape), 1) for dimension in dimensions}
+    else:
+        reduced_dimensions = set(range(len(shape)))
+    reduced = []
+    kept = []
+    result_stride = 1
     for dimension in reversed(range(len(shape))):
         if shape[dimension] == 1:
             continue
-        if dimension in chosen:
+        if dimension in reduced_dimensions:
             reduced.append([shape[dimension], strides[dimension]])
         else:
             kept.append([shape[dimension], strides[dimension], result_stride])
@@ -143,7 +150,8 @@ def _merged(dimensions: list[list[int]]) -> list[list[int]]:
 
 def _block(across: int, along: int, most: int) -> tuple[int, int]:
     """The width and the height of a block of at most `most` threads, powers of two (set_block_dimension)."""
-    across, along = (_power_of_two(min(size, most)) for size in (across, along))
+    across = _power_of_two(min(across, most))
+    along = _power_of_two(min(along, most))
     height = min(along, most // min(across, WARP))
     return min(across, most // height), height
 

@@ -17,35 +17,47 @@ def is_infinite(*others: Any) -> bool:
     return any(isinstance(other, float) and math.isinf(other) for other in others)
 
 
-def _number(base: type) -> type:
-    """The class of numbers `(value, decide)` that are not known. decide: gives the answer to a comparison."""
+class UnknownFloat(float):
+    """A number that is not known. decide: gives the answer to a comparison."""
 
-    def make(cls: Any, value: Any, decide: Callable[[], bool]) -> Any:
-        number = base.__new__(cls, value)
+    decide: Callable[[], bool]
+
+    def __new__(cls, value: Any, decide: Callable[[], bool]) -> "UnknownFloat":
+        number = super().__new__(cls, value)
         number.decide = decide
         return number
 
-    def calculate(self: Any, *others: Any) -> Any:
-        known = all(isinstance(other, (int, float)) for other in others)
-        return UnknownFloat(1.0, self.decide) if known else NotImplemented
-
-    def comparing(name: str) -> Callable[..., bool]:
-        def compare(self: Any, *others: Any) -> bool:
-            return getattr(base, name)(self, *others) if is_infinite(*others) else self.decide()
-
-        return compare
-
-    def equal(self: Any, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         frame = inspect.currentframe()
         caller = frame.f_back if frame is not None else None
-        if caller and dis.opname[caller.f_code.co_code[caller.f_lasti]] not in _COMPARES or is_infinite(other):
-            return base(self) == other  # a dictionary or a set, of a key
+        if is_infinite(other):
+            return False
+        if caller is not None and dis.opname[caller.f_code.co_code[caller.f_lasti]] not in _COMPARES:
+            return float(self) == other  # a dictionary or a set, of a key
         return self.decide()
 
-    methods: dict[str, Any] = {f"__{name}__": calculate for name in _CALCULATED}
-    methods |= {name: comparing(name) for name in ("__lt__", "__le__", "__gt__", "__ge__", "__ne__", "__bool__")}
-    methods |= {"__new__": make, "__eq__": equal, "__hash__": base.__hash__, "__reduce__": lambda self: (base, (1,))}
-    return type(f"Unknown{base.__name__.title()}", (base,), methods)
+    __hash__ = float.__hash__
+
+    def __reduce__(self) -> tuple:
+        return float, (1,)
 
 
-UnknownFloat, UnknownInt = _number(float), _number(int)
+def _calculate(self: UnknownFloat, *others: Any) -> Any:
+    if not all(isinstance(other, (int, float)) for other in others):
+        return NotImplemented
+    return UnknownFloat(1.0, self.decide)
+
+
+def _comparing(name: str) -> Callable[..., bool]:
+    def compare(self: UnknownFloat, *others: Any) -> bool:
+        if is_infinite(*others):
+            return getattr(float, name)(self, *others)
+        return self.decide()
+
+    return compare
+
+
+for _name in _CALCULATED:
+    setattr(UnknownFloat, f"__{_name}__", _calculate)
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__ne__", "__bool__"):
+    setattr(UnknownFloat, _name, _comparing(_name))

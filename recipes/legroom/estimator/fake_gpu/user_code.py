@@ -71,7 +71,9 @@ def check_index(device: Any = None) -> None:
     """Raises Refusal for another GPU than the first: its memory would count as the first's."""
     if isinstance(device, str):
         device = device.rpartition(":")[2]
-    index = getattr(device, "index", None) if isinstance(device, torch.device) else device
+    index = device
+    if isinstance(device, torch.device):
+        index = device.index
     if index not in (None, "cuda", "", 0, "0", -1):
         raise Refusal(
             f"{reading_line() or known_values.reader()}: the script asks for cuda:{index}, and one GPU is followed, "
@@ -81,8 +83,6 @@ def check_index(device: Any = None) -> None:
 
 class UserCode(TorchFunctionMode):
     """Sees every function and method of torch that Python code calls, before torch checks its arguments."""
-
-    numbers, arrays = _NUMBERS, _ARRAYS
 
     def __init__(self, fake: FakeDevice):
         super().__init__()
@@ -104,22 +104,24 @@ class UserCode(TorchFunctionMode):
         if func is torch.device:  # it takes the name of a type, and no device
             return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
-            check_index(*args[1:2], *([kwargs["device"]] if "device" in kwargs else []))
+            check_index(args[1] if len(args) > 1 else kwargs.get("device"))
             return first.to(self.fake.device)  # pyright: ignore[reportOptionalMemberAccess]
         if func is torch.Tensor.pin_memory:
             return first
-        return func(*map(self.placed, args), **{name: self.placed(value) for name, value in kwargs.items()})
+        args = [self.placed(value) for value in args]
+        kwargs = {name: self.placed(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
 
     def placed(self, value: Any) -> Any:
         """The fake device for every way to say cuda."""
-        is_cuda = (
-            value.type in ("cuda", DEVICE_TYPE)  # a module takes a number for the accelerator's
-            if isinstance(value, torch.device)
-            else isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value)
-        )
-        if is_cuda:
-            check_index(value)
-        return self.fake.device if is_cuda else value
+        if isinstance(value, torch.device):
+            is_cuda = value.type in ("cuda", DEVICE_TYPE)  # a module takes a number for the accelerator's
+        else:
+            is_cuda = isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value) is not None
+        if not is_cuda:
+            return value
+        check_index(value)
+        return self.fake.device
 
     def _read(self, func: Callable, args: Any, kwargs: Any) -> Any:
         known = known_values.value_of(args[0])
@@ -140,8 +142,9 @@ class UserCode(TorchFunctionMode):
         if func is torch.Tensor.__bool__:
             _refuse_decision(where)
         self.fake.warnings[f"the step reads a number from the device ({where}), and it is taken as 1."] = None
-        decide = functools.partial(_refuse_decision, where)
-        return UnknownFloat(1, decide) if func is torch.Tensor.item else _NUMBERS[func](1)
+        if func is torch.Tensor.item:
+            return UnknownFloat(1, functools.partial(_refuse_decision, where))
+        return _NUMBERS[func](1)
 
     def _assumed_finite(self, func: Callable, args: Any, kwargs: Any) -> Any:
         """isnan and its like: no number is infinite, as far as anybody knows, and a distribution's are valid."""

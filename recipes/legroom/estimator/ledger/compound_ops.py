@@ -17,7 +17,9 @@ ABSMAX_BLOCK = 256  # numbers to a scale of the scales, with double quantisation
 
 def parts_of(func: Any) -> Callable[..., Any] | None:
     """What runs an operation as its parts; None for one that is run as it is. func: an OpOverload."""
-    return PARTS.get(op_name(func)) if func.namespace == "bitsandbytes" else None
+    if func.namespace != "bitsandbytes":
+        return None
+    return PARTS.get(op_name(func))
 
 
 def _gemm_4bit(  # noqa: PLR0913 - the operation's own arguments
@@ -68,13 +70,16 @@ def _int8_mixed_scaled_mm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, with the columns `outliers` of rows (M, K) in their own dtype: (M, N), and those columns."""
     ops = torch.ops.bitsandbytes
-    if outliers is None or not outliers.numel():
-        columns, wide = rows.new_empty(0), None
-    else:
+    columns = rows.new_empty(0)
+    outlier_weight = None
+    if outliers is not None and outliers.numel():
         columns = rows[:, outliers].contiguous()
-        wide = ops.int8_vectorwise_dequant.default(weight[:, outliers].contiguous(), weight_scales).to(rows.dtype).t()
+        outlier_weight = ops.int8_vectorwise_dequant.default(weight[:, outliers].contiguous(), weight_scales)
+        outlier_weight = outlier_weight.to(rows.dtype).t()
     result = ops.int8_scaled_mm.default(quantised, weight, row_scales, weight_scales, bias=bias, dtype=rows.dtype)
-    return result if wide is None else result.addmm(columns, wide), columns
+    if outlier_weight is not None:
+        result = result.addmm(columns, outlier_weight)
+    return result, columns
 
 
 PARTS: dict[str, Callable[..., Any]] = {

@@ -29,7 +29,9 @@ class MemoryAttribution:
     """Sets the kind of the entries of a log. model: the plain module, whose parameters carry the gradients."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, log: StorageLog):
-        self.model, self.optimizer, self.log = model, optimizer, log
+        self.model = model
+        self.optimizer = optimizer
+        self.log = log
         gathers = any(hasattr(weight, "ds_tensor") for weight in model.parameters())  # DeepSpeed's ZeRO stage 3
         self._record: Callable[..., StorageEntry | None] = self._record_gathered if gathers else log.record
 
@@ -53,10 +55,10 @@ class MemoryAttribution:
             kind = COPY  # a quantised weight, for one product
         # Autograd runs the backward pass without grad mode; checkpointing enables it to run a forward pass again.
         recomputed = phase == "backward" and torch.is_grad_enabled()
-        made = [result] if isinstance(result, torch.Tensor) else list(tensors_in((result,)))
+        results = tensors_in((result,))
         if op_name(func) in MADE_LAST_FIRST:
-            made.reverse()
-        for tensor in made:
+            results.reverse()
+        for tensor in results:
             entry = self._record(tensor, kind)
             if recomputed and entry is not None and not entry.preexisting:
                 entry.recomputed = True
@@ -85,8 +87,8 @@ class MemoryAttribution:
 
     def mark_model_and_optimizer(self) -> None:
         """Set the kind of parameters, gradients and optimizer states as they are now."""
-        owners = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-        for weight in [*owners, *self.optimizer.state]:  # ZeRO's optimizer has flat copies of its own in fp32
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        for weight in [*weights, *self.optimizer.state]:  # ZeRO's optimizer has flat copies of its own in fp32
             self.mark(weight, COPY)
             if weight.grad is not None:
                 self.mark(weight.grad, GRADIENT)
@@ -104,7 +106,9 @@ class MemoryAttribution:
 
     def _is_parameter(self, tensor: Any) -> bool:
         local = local_tensor(tensor)
-        entry = self.log.entry_of(local) if isinstance(local, torch.Tensor) else None
+        if not isinstance(local, torch.Tensor):
+            return False
+        entry = self.log.entry_of(local)
         return entry is not None and entry.kind == PARAMETER
 
 
@@ -116,4 +120,6 @@ def kept_tensors(weight: torch.nn.Parameter) -> list[torch.Tensor]:
     shard = getattr(weight, "ds_tensor", None)
     if shard is None:
         return [local_tensor(weight)]
-    return [shard, weight] if getattr(weight, "ds_persist", False) else [shard]
+    if getattr(weight, "ds_persist", False):
+        return [shard, weight]
+    return [shard]

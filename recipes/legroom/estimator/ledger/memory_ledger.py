@@ -37,7 +37,8 @@ class MemoryLedger:
         record_origins: bool = False,
         log: StorageLog | None = None,
     ):
-        self.model, self.optimizer = model, optimizer
+        self.model = model
+        self.optimizer = optimizer
         self.log = log or StorageLog(torch.device(device).type)
         self.attribution = kinds.MemoryAttribution(model, optimizer, self.log)
         self.origins = TensorOrigins(model, optimizer, self.log) if record_origins else None
@@ -65,7 +66,8 @@ class MemoryLedger:
         if phase == "forward" and self.model_flops is not None:
             try:
                 flops = operation_flops(func, args, kwargs, result)
-                self.model_flops += flops and flops + backward_flops(func, args, flops)
+                if flops:
+                    self.model_flops += flops + backward_flops(func, args, flops)
             except (AssertionError, TypeError, ValueError):  # the formula does not accept these shapes
                 self.model_flops = None
         self.attribution.record_result(func, args, result, phase)
@@ -138,18 +140,16 @@ class MemoryLedger:
         peak_index = self.log.peak_index()
         peak_bytes = sum(sign * entry.bytes for entry, sign in events[: peak_index + 1])
         live_bytes: dict[str, int] = dict.fromkeys(KINDS, 0)
-        at_peak, largest = live_bytes, dict(live_bytes)
+        at_peak = dict(live_bytes)
+        largest = dict(live_bytes)
         for index, (entry, sign) in enumerate(events):
             live_bytes[entry.kind] += sign * entry.bytes
-            if index < self.log.step_start:
+            if index < self.log.step_start:  # of the last step, and of what is there as it begins
                 largest = dict(live_bytes)
-            elif live_bytes[entry.kind] > largest[entry.kind]:
-                largest = largest | {entry.kind: live_bytes[entry.kind]}
+            else:
+                largest[entry.kind] = max(largest[entry.kind], live_bytes[entry.kind])
             if index == peak_index:
                 at_peak = dict(live_bytes)
-        stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in kinds.kept_tensors(weight)]
-        stored += [scale.untyped_storage() for scale in quantised.scales(self.model)]
-        weights = {storage_key(storage): storage.nbytes() for storage in stored}
         return {
             "parameters_bytes": at_peak[kinds.PARAMETER] + at_peak[kinds.COPY],
             "gradients_bytes": at_peak[kinds.GRADIENT],
@@ -158,6 +158,15 @@ class MemoryLedger:
             "other_bytes": at_peak[kinds.OTHER],
             "peak_tensor_bytes": peak_bytes,
             "peak_phase": events[peak_index][0].phase if events else None,
-            "weights_bytes": sum(weights.values()),
+            "weights_bytes": self._weights_bytes(),
             "largest_bytes": largest,
         }
+
+    def _weights_bytes(self) -> int:
+        """What this rank keeps of the weights between steps; a storage that several share counts once."""
+        tensors = quantised.scales(self.model)
+        for weight in self.model.parameters():
+            tensors += kinds.kept_tensors(weight)
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        sizes = {storage_key(storage): storage.nbytes() for storage in storages}
+        return sum(sizes.values())

@@ -29,26 +29,47 @@ def operation_flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     func: an OpOverload. Raises AssertionError, TypeError or ValueError if the formula does not accept these shapes.
     """
     packet = op_packet(func)
-    if qualified_packet_name(packet).startswith(ATTENTION):
-        # One rule for every attention kernel: torch's table lacks the CPU's, and before 2.13 refuses query heads that
-        # share keys and values. The work is that of as many heads as the queries have.
-        backward = "backward" in packet.__name__  # its first argument is the gradient of the result
-        shapes = [tuple(tensor.shape) for tensor in (args[:4] if backward else args[:3])]
-        if len(shapes[-1]) == 3:  # (all tokens, H, D): as if all rows were as long as the longest
-            begins, longest = (args[6:8], args[8:10]) if backward else (args[3:5], args[5:7])
-            rows = [(len(one) - 1, length) for one, length in zip(begins, longest)]
-            shapes = [(*row, *shape[1:]) for row, shape in zip([rows[0]] * (len(shapes) - 2) + [rows[1]] * 2, shapes)]
-        if qualified_packet_name(packet).startswith("aten::_flash"):  # (B, T, H, D)
-            shapes = [(batch, heads, length, size) for batch, length, heads, size in shapes]
-        query, key, value = shapes[-3:]
-        heads = query[1]
-        shapes[-2:] = (key[0], heads, *key[2:]), (value[0], heads, *value[2:])
-        return sdpa_backward_flop_count(*shapes) if backward else sdpa_flop_count(*shapes)
-    if qualified_packet_name(packet) in LINEAR_PRODUCTS:
-        return 2 * args[0].numel() * args[LINEAR_PRODUCTS[qualified_packet_name(packet)]].shape[0]
+    name = qualified_packet_name(packet)
+    if name.startswith(ATTENTION):
+        return _attention_flops(name, args)
+    if name in LINEAR_PRODUCTS:
+        return 2 * args[0].numel() * args[LINEAR_PRODUCTS[name]].shape[0]
     formula = flop_registry.get(packet)
+    if formula is None:
+        return 0
     shaped = [value for value in args if not isinstance(value, torch.dtype)]  # addmm.dtype has one of its result
-    return formula(*shaped, **kwargs, out_val=result) if formula else 0
+    return formula(*shaped, **kwargs, out_val=result)
+
+
+def _attention_flops(name: str, args: Any) -> int:
+    """One rule for every attention kernel: torch's table lacks the CPU's, and before 2.13 refuses query heads that
+    share keys and values. The work is that of as many heads as the queries have."""
+    is_backward = "backward" in name
+    if is_backward:  # its first argument is the gradient of the result
+        _, query, key, value = (tuple(tensor.shape) for tensor in args[:4])
+        packed_rows = args[6:10]
+    else:
+        query, key, value = (tuple(tensor.shape) for tensor in args[:3])
+        packed_rows = args[3:7]
+    if len(value) == 3:  # (all tokens, H, D): as if all rows were as long as the longest
+        query_begins, key_begins, queries, keys = packed_rows
+        query = (len(query_begins) - 1, queries, *query[1:])
+        key = (len(key_begins) - 1, keys, *key[1:])
+        value = (len(key_begins) - 1, keys, *value[1:])
+    if name.startswith("aten::_flash"):  # (B, T, H, D)
+        query, key, value = (_heads_first(shape) for shape in (query, key, value))
+    heads = query[1]
+    key = (key[0], heads, *key[2:])
+    value = (value[0], heads, *value[2:])
+    if is_backward:
+        gradient = (*query[:3], value[-1])
+        return sdpa_backward_flop_count(gradient, query, key, value)
+    return sdpa_flop_count(query, key, value)
+
+
+def _heads_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    batch, length, heads, size = shape
+    return batch, heads, length, size
 
 
 def backward_flops(func: Any, args: Any, flops: int) -> int:
@@ -61,28 +82,35 @@ def backward_flops(func: Any, args: Any, flops: int) -> int:
         # Two products forward, four backward: for the values, the probabilities, the queries and the keys.
         query, key, value = (tensor.requires_grad for tensor in args[:3])
         return flops * (value + (query or key) + query + key) // 2
-    factors = args[1:3] if name in WITH_ADDEND else args[:2]
+    factors = args[:2]
+    if name in WITH_ADDEND:
+        factors = args[1:3]
     return flops * sum(factor.requires_grad for factor in factors)
 
 
 def attended_share(func: Any, args: Sequence, kwargs: Mapping) -> float:
     """The share of the scores that a kernel of attention computes: half if it is causal, and those within a window."""
-    given = dict(zip([argument.name for argument in schema(func).arguments], args)) | dict(kwargs)
-    causal, window, length = (given.get(name) for name in ("is_causal", "window_size_left", "max_q"))
+    names = [argument.name for argument in schema(func).arguments]
+    arguments = {**dict(zip(names, args)), **kwargs}
+    is_causal = arguments.get("is_causal")
+    window = arguments.get("window_size_left")
+    length = arguments.get("max_q")
     if window is None or length is None or not 0 <= window < length:
-        return 0.5 if causal else 1.0
-    before = window * (length - (window + 1) / 2)  # of all queries, keys before their own
-    return (length + before * (1 if causal else 2)) / length**2
+        return 0.5 if is_causal else 1.0
+    seen = window * (length - (window + 1) / 2)  # of all queries, keys before their own
+    if not is_causal:
+        seen *= 2  # and as many behind
+    return (length + seen) / length**2
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     """Every tensor among `values`, and in the lists, tuples and dictionaries among them."""
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
+            tensors += tensors_in(value)
         elif isinstance(value, dict):
-            found += tensors_in(value.values())
-    return found
+            tensors += tensors_in(value.values())
+    return tensors

@@ -1,8 +1,8 @@
 """How operations reach whoever records them: the interface, and the dispatch mode that serves it on a real device.
 
 torch calls the active `TorchDispatchMode` for every operation below autograd, also for those of the backward pass and
-of the optimizer. The fake GPU (recipes/legroom/foresight/fake_gpu/device.py) is a kind of this mode, because a second
-one would double the overhead of every operation.
+of the optimizer. The fake GPU (estimator/fake_gpu/device.py) is a kind of this mode, because a second one would double
+the overhead of every operation.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -21,9 +21,11 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 def have_own_dispatch(types: Sequence[type]) -> bool:
     """Whether one of these is a subclass of tensor that handles operations itself, as DTensor does and a subclass that
     only carries attributes (bitsandbytes' weights) does not. types: as `__torch_dispatch__` receives them."""
-    tensor: Any = torch.Tensor
-    own = [kind for kind in types if kind not in PLAIN_TYPES]
-    return any(getattr(kind, "__torch_dispatch__", None) is not tensor.__torch_dispatch__ for kind in own)
+    plain: Any = torch.Tensor
+    for kind in types:
+        if kind not in PLAIN_TYPES and getattr(kind, "__torch_dispatch__", None) is not plain.__torch_dispatch__:
+            return True
+    return False
 
 
 class OpObserver(Protocol):
@@ -47,10 +49,12 @@ class OpObserverMode(DispatchMode):
 
     def __init__(self, observer: OpObserver | None, around: Callable[[], AbstractContextManager] = nullcontext):
         super().__init__()
-        self.observer, self.around = observer, around
+        self.observer = observer
+        self.around = around
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, observer = kwargs or {}, self.observer
+        kwargs = kwargs or {}
+        observer = self.observer
         if runs_on_fake_tensors(types):
             return func(*args, **kwargs)
         if types and have_own_dispatch(types):

@@ -46,16 +46,24 @@ def count_experts(weight: ParametrizationList) -> int:
 
 def states(model: nn.Module) -> list[Any]:
     """bitsandbytes' states of the weights in 4 bits, each once: a layer and its weight share one."""
-    held = [vars(holder).get("quant_state") for holder in (*model.modules(), *model.parameters())]
-    states = {id(state): state for state in held if state is not None}
-    return [each for state in states.values() for each in (state, state.state2) if each is not None]
+    found: dict[int, Any] = {}
+    for holder in (*model.modules(), *model.parameters()):
+        state = vars(holder).get("quant_state")
+        if state is not None and id(state) not in found:
+            found[id(state)] = state
+            if state.state2 is not None:  # of double quantisation: the scales of the scales
+                found[id(state.state2)] = state.state2
+    return list(found.values())
 
 
 def scales(model: nn.Module) -> list[torch.Tensor]:
     """The tensors beside quantised weights that say what their bits mean."""
-    found = [getattr(state, name) for state in states(model) for name in SCALES]
+    values = []
+    for state in states(model):
+        values += [getattr(state, name) for name in SCALES]
     for module in model.modules():  # bitsandbytes moves those of 8 bits from the weight to the layer in its first use
         weight = dict(module.named_parameters(recurse=False)).get("weight")  # a parametrised weight is computed if read
-        found += [getattr(holder, "SCB", None) for holder in (vars(module).get("state"), weight)]
-        found.append(vars(module).get("SCB"))  # of experts
-    return [value for value in found if isinstance(value, torch.Tensor)]
+        values.append(getattr(vars(module).get("state"), "SCB", None))
+        values.append(getattr(weight, "SCB", None))
+        values.append(vars(module).get("SCB"))  # of experts
+    return [value for value in values if isinstance(value, torch.Tensor)]

@@ -137,7 +137,9 @@ class StorageLog:
     def entry_of(self, tensor: torch.Tensor) -> StorageEntry | None:
         """The entry of a tensor's storage, if it has one."""
         known = self._alive.get(storage_key(tensor.untyped_storage()))
-        return known[1] if known else None
+        if known is None:
+            return None
+        return known[1]
 
     def move_preexisting_first(self) -> list[int]:
         """Move allocations that the last step saw late, but did not make, to the beginning of the step.
@@ -145,23 +147,27 @@ class StorageLog:
         They are preexisting storages that are still alive: DDP's buckets, input batches. (Buffers of gloo are seen
         late, too, and are freed.) Returns the indices in `events` at which they stood.
         """
-        start = self.step_start
         alive = {id(entry) for storage, entry in self._alive.values() if storage() is not None}
-        late = [
-            index
-            for index in range(start, len(self.events))
-            if self.events[index][1] > 0 and self.events[index][0].preexisting and id(self.events[index][0]) in alive
-        ]
-        moved = set(late)
-        others = [self.events[index] for index in range(start, len(self.events)) if index not in moved]
-        self.events[start:] = [self.events[index] for index in late] + others
-        return late
+        indices = []
+        moved = []
+        others = []
+        for index, (entry, sign) in enumerate(self.events[self.step_start :], self.step_start):
+            if sign > 0 and entry.preexisting and id(entry) in alive:
+                indices.append(index)
+                moved.append((entry, sign))
+            else:
+                others.append((entry, sign))
+        self.events[self.step_start :] = moved + others
+        return indices
 
     def peak_index(self) -> int:
         """The index in `events` at which most bytes are alive in the last step."""
-        live = most = peak = 0
+        live = 0
+        most = 0
+        peak = 0
         for index, (entry, sign) in enumerate(self.events):
             live += sign * entry.bytes
             if live > most and index >= self.step_start - 1:
-                most, peak = live, index
+                most = live
+                peak = index
         return peak

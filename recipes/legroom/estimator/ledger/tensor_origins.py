@@ -20,7 +20,9 @@ class TensorOrigins:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, log: StorageLog):
         self.operation = ""  # the name of the operation that runs
-        self._model, self._optimizer, self._log = model, optimizer, log
+        self._model = model
+        self._optimizer = optimizer
+        self._log = log
         self._origins: dict[int, str] = {}
         self._module_names = {module: name for name, module in model.named_modules()}
         self._weight_names: dict[int, str] = {}  # by id
@@ -43,7 +45,9 @@ class TensorOrigins:
             return ""
         if self._modules:
             return self._modules[-1]
-        return self._backward_module if phase == "backward" else ""
+        if phase == "backward":
+            return self._backward_module
+        return ""
 
     def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """An operation is about to run on these tensors."""
@@ -53,16 +57,19 @@ class TensorOrigins:
 
     def _module_of_inputs(self, tensors: list[torch.Tensor]) -> str:
         """The module of a weight among the tensors, or else of an activation; without both the one before."""
-        found = ""
+        module_of_activation = ""
         for tensor in tensors:
-            entry = self._log.entry_of(tensor) if tensor.layout is torch.strided else None
+            if tensor.layout is not torch.strided:
+                continue
+            entry = self._log.entry_of(tensor)
             if entry is None or entry.kind not in (PARAMETER, COPY, ACTIVATION):
                 continue
             module = self._made_in.get(id(entry), "")
             if module and entry.kind != ACTIVATION:
                 return module
-            found = found or module
-        return found or self._backward_module
+            if not module_of_activation:
+                module_of_activation = module
+        return module_of_activation or self._backward_module
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -78,7 +85,10 @@ class TensorOrigins:
     def _allocated(self, entry: StorageEntry) -> None:
         module = self.module
         self._made_in[id(entry)] = module
-        self._origins[id(entry)] = " ".join(filter(None, [module, "" if entry.preexisting else self.operation]))
+        origin = module
+        if not entry.preexisting:
+            origin = f"{module} {self.operation}"
+        self._origins[id(entry)] = origin.strip()
 
     def _before_optimizer(self, *_: Any) -> None:
         if not self._log.phase.updates_weight:  # of one weight in the backward pass: `name_gradient`
@@ -88,12 +98,9 @@ class TensorOrigins:
         """Parameters, gradients and optimizer states are named after their parameter."""
         for name, weight in self._model.named_parameters():
             self._weight_names[id(weight)] = name
-            states: dict[str, Any] = {
-                "": weight,
-                "gradient": weight.grad,
-                **self._optimizer.state.get(weight, {}),
-            }
-            for state, value in states.items():
+            self._name_state(name, "", weight)
+            self._name_state(name, "gradient", weight.grad)
+            for state, value in self._optimizer.state.get(weight, {}).items():
                 self._name_state(name, state, value)
 
     def name_gradient(self, weight: torch.Tensor) -> None:
@@ -101,7 +108,9 @@ class TensorOrigins:
         self._name_state(self._weight_names.get(id(weight), ""), "gradient", weight.grad)
 
     def _name_state(self, name: str, state: str, value: Any) -> None:
-        for tensor in held_tensors(value) if torch.is_tensor(value) else ():
+        if not torch.is_tensor(value):
+            return
+        for tensor in held_tensors(value):
             entry = self._log.entry_of(tensor)
             if entry is not None:
                 self._origins[id(entry)] = f"{name} {state}".strip()

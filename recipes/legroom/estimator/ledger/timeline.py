@@ -2,7 +2,9 @@
 
 import heapq
 import math
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
 
 from legroom.estimator.ledger.kinds import KINDS
 from legroom.estimator.ledger.storage_log import StorageEntry, StorageLog
@@ -29,26 +31,23 @@ def timeline(log: StorageLog, origins: Origins, most_blocks: int = MOST_BLOCKS) 
     are not listed, because there are more than `most_blocks`: the moments, and the bytes of each kind at them; a value
     holds until the next moment. The peak is among the moments.
     """
-    start, events = _first_moment(log), log.events
-    lives: dict[int, list] = {}  # id of an entry -> [start, end, entry]
-    moments = len(events) - start + 1
-    for index, (entry, sign) in enumerate(events):
-        moment = max(0, index - start + 1)
-        if sign > 0:
-            lives[id(entry)] = [moment, moments, entry]
-        elif id(entry) in lives:
-            lives[id(entry)][1] = moment
-    alive = [life for life in lives.values() if life[1] > 0]
-    listed = heapq.nlargest(most_blocks, alive, key=lambda life: life[2].bytes) if len(alive) > most_blocks else alive
+    start = _first_moment(log)
+    moments = len(log.events) - start + 1
     peak = max(0, log.peak_index() - start + 1)
+    alive = [life for life in _lives(log, start, moments) if life.end > 0]
+    listed = alive
+    if len(alive) > most_blocks:
+        listed = heapq.nlargest(most_blocks, alive, key=lambda life: life.entry.bytes)
     names: dict[str, int] = {}
-    blocks: dict[str, list[int]] = {key: [] for key in ("start", "end", "bytes", "kind", "name")}
-    for first, end, entry in sorted(listed, key=lambda life: life[0]):
-        name = names.setdefault(origins[id(entry)], len(names))
-        for key, value in zip(blocks, (first, end, entry.bytes, KINDS.index(entry.kind), name)):
-            blocks[key].append(value)
-    kept = {id(entry) for _, _, entry in listed}
-    others = [(first, end, entry) for first, end, entry in alive if id(entry) not in kept]
+    blocks: dict[str, list[int]] = {"start": [], "end": [], "bytes": [], "kind": [], "name": []}
+    for life in sorted(listed, key=lambda life: life.start):
+        blocks["start"].append(life.start)
+        blocks["end"].append(life.end)
+        blocks["bytes"].append(life.entry.bytes)
+        blocks["kind"].append(KINDS.index(life.entry.kind))
+        blocks["name"].append(names.setdefault(origins[id(life.entry)], len(names)))
+    listed_ids = {id(life.entry) for life in listed}
+    others = [life for life in alive if id(life.entry) not in listed_ids]
     return {
         "moments": moments,
         "kinds": list(KINDS),
@@ -60,10 +59,36 @@ def timeline(log: StorageLog, origins: Origins, most_blocks: int = MOST_BLOCKS) 
     }
 
 
+class Life(NamedTuple):
+    """A storage from the moment `start` until before the moment `end`."""
+
+    start: int
+    end: int
+    entry: StorageEntry
+
+
+def _lives(log: StorageLog, first: int, moments: int) -> Iterable[Life]:
+    """The life of each storage; 0 is the moment of all that was before the event with the index `first`."""
+    starts: dict[int, int] = {}  # by the id of the entry
+    ends: dict[int, int] = {}
+    entries: dict[int, StorageEntry] = {}
+    for index, (entry, sign) in enumerate(log.events):
+        moment = max(0, index - first + 1)
+        if sign > 0:
+            starts[id(entry)] = moment
+            ends[id(entry)] = moments
+            entries[id(entry)] = entry
+        elif id(entry) in ends:
+            ends[id(entry)] = moment
+    return [Life(starts[key], ends[key], entry) for key, entry in entries.items()]
+
+
 def _first_moment(log: StorageLog) -> int:
     """The index of the first event of the last step that is more than the notice of a tensor that was there before."""
-    step = enumerate(log.events[log.step_start :], log.step_start)
-    return next((at for at, (entry, sign) in step if sign < 0 or not entry.preexisting), len(log.events))
+    for index, (entry, sign) in enumerate(log.events[log.step_start :], log.step_start):
+        if sign < 0 or not entry.preexisting:
+            return index
+    return len(log.events)
 
 
 def phases(log: StorageLog, start: int) -> list[tuple[int, str]]:
@@ -72,40 +97,41 @@ def phases(log: StorageLog, start: int) -> list[tuple[int, str]]:
     An optimizer may step between parts of the backward pass. Those steps belong to it: of a
     hundred phases nobody would see anything.
     """
-    found: list[tuple[int, str]] = []
+    begun: list[tuple[int, str]] = []
     for moment, (entry, sign) in enumerate(log.events[start:], 1):
-        if sign < 0 or entry.preexisting or (found and found[-1][1] == entry.phase):
+        if sign < 0 or entry.preexisting or (begun and begun[-1][1] == entry.phase):
             continue
-        if entry.phase == "backward" and [name for _, name in found[-2:]] == ["backward", "step"]:
-            found.pop()
+        if entry.phase == "backward" and [name for _, name in begun[-2:]] == ["backward", "step"]:
+            begun.pop()
+        elif begun:
+            begun.append((moment, entry.phase))
         else:
-            found.append((moment if found else 0, entry.phase))
-    return found
+            begun.append((0, entry.phase))
+    return begun
 
 
-def _rest(lives: list[tuple[int, int, StorageEntry]], moments: int, peak: int) -> dict[str, list]:
+def _rest(lives: list[Life], moments: int, peak: int) -> dict[str, list]:
     """The sums of tensors that are not listed, at the moment of most bytes among every few moments, and at the peak."""
     if not lives:
         return {"at": [], "bytes": []}
-    changes: list[dict[int, int]] = [{} for _ in range(moments + 1)]
-    for first, end, entry in lives:
-        kind = KINDS.index(entry.kind)
-        changes[first][kind] = changes[first].get(kind, 0) + entry.bytes
-        changes[end][kind] = changes[end].get(kind, 0) - entry.bytes
+    changes: list[Counter[int]] = [Counter() for _ in range(moments + 1)]  # of the bytes of each kind, by moment
+    for life in lives:
+        kind = KINDS.index(life.entry.kind)
+        changes[life.start][kind] += life.entry.bytes
+        changes[life.end][kind] -= life.entry.bytes
     width = math.ceil(moments / MOST_POINTS)
-    now, best, best_sum = [0] * len(KINDS), [0] * len(KINDS), -1
-    at_peak = list(now)
-    found: dict[int, list[int]] = {}
+    sums = [0] * len(KINDS)
+    at_peak = sums
+    points: dict[int, list[int]] = {}  # the first of every few moments -> the sums at that of most bytes among them
     for moment in range(moments):
-        if moment % width == 0:
-            best_sum = -1
         for kind, change in changes[moment].items():
-            now[kind] += change
-        if sum(now) > best_sum:
-            best, best_sum = list(now), sum(now)
-        found[moment - moment % width] = best
+            sums[kind] += change
+        point = moment - moment % width
+        if moment == point or sum(sums) > sum(points[point]):
+            points[point] = list(sums)
         if moment == peak:
-            at_peak = list(now)
-    found[peak], found[peak + 1] = at_peak, found.get(peak + 1, found[peak - peak % width])
-    at = sorted(moment for moment in found if moment < moments)
-    return {"at": at, "bytes": [found[moment] for moment in at]}
+            at_peak = list(sums)
+    points.setdefault(peak + 1, points[peak - peak % width])
+    points[peak] = at_peak
+    at = sorted(moment for moment in points if moment < moments)
+    return {"at": at, "bytes": [points[moment] for moment in at]}
