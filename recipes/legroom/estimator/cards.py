@@ -18,32 +18,48 @@ def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
         usual = next(iter(options.values()))
         values: dict[str, Any] = {key: usual[key] for key in ("kind", *gpu_specs.NOT_OF_A_SHEET)}
         values |= {**options.get(str(gpu.get("name")), {}), **gpu}
-        keys = set(config.node_types(Gpu)) - {"facts"}
-        missing, unknown = sorted(keys - values.keys()), sorted(values.keys() - keys)
-        if missing or unknown:
-            what = f"the keys {', '.join(missing)} are missing" if missing else f"{unknown[0]} is no key of it"
-            raise Refusal(f"gpu: {what}. Name an option to take the rest from, as in {{'name': 'a100_80gb', ...}}.")
+        _check_keys(values)
         _check_figures(values)
         return config.from_dict(values, Gpu)
     if gpu == "auto":
-        here = host.gpus()
-        found = gpu_specs.find(here[0].name, here[0].memory_bytes) if here else None
-        if found is None:
-            raise Refusal(f"gpu='auto': no GPU with known figures is installed here. Choose one: {gpu_specs.names()}.")
-        return config.from_dict(found | {"memory_bytes": here[0].memory_bytes}, Gpu)
+        for installed in host.gpus()[:1]:
+            figures = gpu_specs.find(installed.name, installed.memory_bytes)
+            if figures is not None:
+                return config.from_dict(figures | {"memory_bytes": installed.memory_bytes}, Gpu)
+        raise Refusal(f"gpu='auto': no GPU with known figures is installed here. Choose one: {gpu_specs.names()}.")
     if gpu not in options:
         raise Refusal(f"gpu={gpu!r} is not known. Choose one: {gpu_specs.names()}.{suggestions.nearest(gpu, options)}")
     return config.from_dict(options[gpu], Gpu)
 
 
+def _check_keys(values: dict[str, Any]) -> None:
+    """Raises Refusal for a key of a GPU that is missing or unknown."""
+    keys = set(config.node_types(Gpu)) - {"facts"}
+    missing = sorted(keys - values.keys())
+    unknown = sorted(values.keys() - keys)
+    if missing:
+        problem = f"the keys {', '.join(missing)} are missing"
+    elif unknown:
+        problem = f"{unknown[0]} is no key of it"
+    else:
+        return
+    raise Refusal(f"gpu: {problem}. Name an option to take the rest from, as in {{'name': 'a100_80gb', ...}}.")
+
+
 def _check_figures(values: dict[str, Any]) -> None:
     """Raises Refusal for a figure of a GPU that is of the wrong kind or out of bounds. values: of every key."""
     kinds = config.node_types(Gpu)
-    for each in dataclasses.fields(Gpu):
-        key, value, is_text = each.name, values.get(each.name), kinds[each.name] is str
-        wrong = "None" not in str(each.type) if value is None else isinstance(value, str) != is_text
-        if wrong and key != "facts":
-            raise Refusal(f"gpu: {key}={value!r} must be {'text' if is_text else 'a number'}.")
+    for field in dataclasses.fields(Gpu):
+        if field.name == "facts":
+            continue
+        value = values.get(field.name)
+        is_text = kinds[field.name] is str
+        if value is None:
+            is_wrong = "None" not in str(field.type)
+        else:
+            is_wrong = isinstance(value, str) != is_text
+        if is_wrong:
+            raise Refusal(f"gpu: {field.name}={value!r} must be {'text' if is_text else 'a number'}.")
     problems = value_problems(config.from_dict(values, Gpu), "gpu: ")
     if problems:
         raise Refusal(problems[0])

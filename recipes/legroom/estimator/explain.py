@@ -49,10 +49,10 @@ def largest(trace: Traced) -> list[dict[str, Any]]:
             alive.pop(id(entry), None)
     rows: dict[tuple, dict] = {}
     for key, entry in alive.items():
-        made_by = trace.origins[key]
+        origin = trace.origins[key]
         row = rows.setdefault(
-            (entry.bytes, entry.kind, without_numbers(made_by)),
-            {"bytes": entry.bytes, "part": entry.kind, "made_by": made_by, "count": 0},
+            (entry.bytes, entry.kind, without_numbers(origin)),
+            {"bytes": entry.bytes, "part": entry.kind, "made_by": origin, "count": 0},
         )
         row["count"] += 1
     return sorted(rows.values(), key=lambda row: -row["bytes"] * row["count"])[:LARGEST]
@@ -65,15 +65,17 @@ def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) 
     """
     from matplotlib.figure import Figure
 
-    start, peak = trace.log.step_start, trace.log.peak_index()
-    now: dict[str, int] = dict.fromkeys(ORDER, 0)
-    lines: list[list[float]] = []  # the MiB of each part after each event of the step
+    start = trace.log.step_start
+    peak = trace.log.peak_index()
+    live_bytes: dict[str, int] = dict.fromkeys(ORDER, 0)
+    lines: list[list[float]] = []  # the MiB of each part after each event
     for entry, sign in trace.log.events:
-        now[entry.kind] += sign * entry.bytes
-        lines.append([now[kind] / MIB for kind in ORDER])
+        live_bytes[entry.kind] += sign * entry.bytes
+        lines.append([live_bytes[kind] / MIB for kind in ORDER])
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    columns, top = list(zip(*lines[start:])), sum(lines[peak])
+    columns = list(zip(*lines[start:]))
+    top = sum(lines[peak])
     axes.stackplot(range(len(lines) - start), *columns, colors=COLOURS, step="post", labels=NAMES)
     axes.annotate(f"{top:,.0f} MiB", (peak - start, top), (0, 7), textcoords="offset points", ha="center")
     if capacity_bytes is not None and capacity_bytes / MIB < 1.5 * top:

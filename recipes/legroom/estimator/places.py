@@ -10,24 +10,28 @@ from types import FrameType
 
 _FOLDERS = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _FOLDERS.append(Path(__file__).parents[1])  # legroom
-LIBRARIES = tuple({f"{each}/" for folder in _FOLDERS for each in (folder, folder.resolve())})  # .venv may be a link
+_FOLDERS += [folder.resolve() for folder in _FOLDERS]  # .venv may be a link
+LIBRARIES = tuple(f"{folder}/" for folder in _FOLDERS)
 
 PACKAGES = {"site-packages", "dist-packages"}  # also those of a user, or of another environment
 
 
 def is_own(file: str) -> bool:
     """Whether a file of code is the script's: its main file wherever it lies, or any outside of the libraries."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return file == main or not (file.startswith((*LIBRARIES, "<")) or PACKAGES.intersection(Path(file).parts))
+    if file == getattr(sys.modules.get("__main__"), "__file__", None):
+        return True
+    return not file.startswith((*LIBRARIES, "<")) and not PACKAGES.intersection(Path(file).parts)
 
 
 def reading_line(through: frozenset[str] = frozenset()) -> str:
     """file:line where the script's own code asks this package for something; '' where a library does. through: modules
     that it may ask by."""
-    frame, passed = inspect.currentframe(), {"legroom", *through}
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in passed:
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in {"legroom", *through}:
         frame = frame.f_back
-    return own_line(frame) if frame is not None and is_own(frame.f_code.co_filename) else ""
+    if frame is None or not is_own(frame.f_code.co_filename):
+        return ""
+    return own_line(frame)
 
 
 def own_line(frame: FrameType | None) -> str:
@@ -41,6 +45,8 @@ def own_line(frame: FrameType | None) -> str:
 
 def own_line_of_error(error: BaseException) -> str:
     """file:line of the script's own code where an exception passed last; '' if it never was there."""
-    passed = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [f"{file}:{line}" for file, line in passed if is_own(file)]
-    return own[-1] if own else ""
+    last = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if is_own(frame.f_code.co_filename):
+            last = f"{frame.f_code.co_filename}:{line}"
+    return last

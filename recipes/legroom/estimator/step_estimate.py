@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,22 +81,28 @@ class StepEstimate:
 
     def _step_text(self) -> str:
         """Its time and interval with the two digits that are known, in milliseconds or, from one on, seconds."""
-        name, unit = ("s", 1.0) if self.step_seconds >= 1 else ("ms", 1e-3)
-        low, high = (units.two_digits(value / unit) for value in (self.step_seconds_low, self.step_seconds_high))
+        name = "ms"
+        unit = 1e-3
+        if self.step_seconds >= 1:
+            name = "s"
+            unit = 1.0
+        low = units.two_digits(self.step_seconds_low / unit)
+        high = units.two_digits(self.step_seconds_high / unit)
         return f"{units.two_digits(self.step_seconds / unit)} {name} ({low} to {high})"
 
     def __str__(self) -> str:
         left = "stay free" if self.left_bytes >= 0 else "are missing"
         phase = f" ({self.peak_phase})" if self.peak_phase else ""
+        parts = units.in_one([(name, self.parts[part]) for name, part in PARTS])
         lines = [
             f"{self.verdict} on {self.device_name}: {units.size(abs(self.left_bytes))} {left}, of "
             f"{units.size(self.capacity_bytes)}; 'fits' keeps {units.size(self.kept_bytes)} free",
             f"  device {units.size(self.device_used_bytes)}, reserved {units.size(self.reserved_bytes)}, allocated "
             f"{units.size(self.allocated_bytes)}, tensors {units.size(self.tensor_bytes)}{phase}",
-            f"  {units.in_one([(name, self.parts[part]) for name, part in PARTS])}",
+            f"  {parts}",
             f"  step {self._step_text()}, bound by {self.bound_by}",
-            *(f"  note: {note}" for note in self.notes),
         ]
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -129,8 +134,8 @@ def estimate_step(
     """
     if not callable(step) or hasattr(step, "parameters"):
         raise Refusal("the first argument must be the step: a function of the module, the optimizer and the inputs.")
-    given = [one for one in (module, optimizer, inputs) if one is not None]
-    if (make is None) == (module is None) or (make is not None and given):
+    has_three = optimizer is not None or inputs is not None or module is not None
+    if (make is None and module is None) or (make is not None and has_three):
         raise Refusal(
             "give either the module with its optimizer and inputs, or make=, a function that returns the three."
         )
@@ -142,8 +147,8 @@ def estimate_step(
     from legroom.estimator import user_step
 
     capacity = room.usable_bytes(figures, 0, memory_limit_gib)
-    seen = user_step.simulate(step, make, (module, optimizer, inputs), figures, capacity)
-    return estimate_of(_of_user_step(seen, capacity), figures, margin, op_trace=seen.trace)
+    simulated = user_step.simulate(step, make, (module, optimizer, inputs), figures, capacity)
+    return estimate_of(_of_user_step(simulated, capacity), figures, margin, op_trace=simulated.trace)
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,8 @@ def estimate_of(
     from legroom.estimator.speed import roofline
 
     judged = verdict.judge(seen.left_bytes, seen.taken_bytes, margin)
-    context_bytes, nccl_bytes = room.context(gpu)[0], gpu.nccl_bytes if ranks > 1 else 0
+    context_bytes = room.context(gpu)[0]
+    nccl_bytes = gpu.nccl_bytes if ranks > 1 else 0
     try:
         speed = roofline.predict(seen.tally, gpu, seen.precision, ranks, beside_frozen=seen.is_mostly_frozen)
     except ValueError as error:
@@ -219,7 +225,8 @@ def _of_user_step(simulated: SimulatedUserStep, capacity_bytes: int) -> SeenStep
     """A step on fake tensors. capacity_bytes: what torch's allocator has."""
     import torch
 
-    trace, demand = simulated.trace, simulated.demand
+    trace = simulated.trace
+    demand = simulated.demand
     parts = trace.ledger.parts()
     weights = list(trace.model.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
@@ -266,15 +273,20 @@ def precision_like(tallies: Iterable[Tally], trained: int, trained_in_fp32: int,
         for operation, times in tally.operations():
             if operation.kind == MATMUL:
                 flops[operation.dtype] += operation.flops * times
-    most = flops.most_common(1)[0][0] if flops else "fp32"
+    most = "fp32"
+    if flops:
+        most = flops.most_common(1)[0][0]
     if most in ("fp16", "bf16"):
         return most if 2 * trained_in_fp32 > trained else "bf16_pure"
     return "tf32" if uses_tf32 else "fp32"
 
 
 def _timeline(log: StorageLog) -> tuple[tuple[str, int], ...]:
-    live = itertools.accumulate(sign * entry.bytes for entry, sign in log.events)
-    points = [(entry.phase, size) for (entry, _), size in zip(log.events, live)]
+    points = []
+    live_bytes = 0
+    for entry, sign in log.events:
+        live_bytes += sign * entry.bytes
+        points.append((entry.phase, live_bytes))
     return tuple(points[log.step_start :])
 
 

@@ -51,15 +51,15 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     """
     fake = FakeDevice(gpu.kernel_rules, gpu.sm_count)
 
-    def noted(text: str) -> None:
+    def warn(text: str) -> None:
         fake.warnings[text] = None
 
     with (
         explained(),
         fake,
         user_code.as_on_a_gpu(fake),
-        torch_private.observed_disabled_scalers(lambda _: noted(DISABLED_SCALER)),
-        torch_private.uncompiled(lambda: noted(AS_WRITTEN)),
+        torch_private.observed_disabled_scalers(lambda _: warn(DISABLED_SCALER)),
+        torch_private.uncompiled(lambda: warn(AS_WRITTEN)),
     ):
         if make is None:
             model_of(given[0])  # refused before anything is copied
@@ -67,7 +67,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
             modules, optimizers, inputs = _copied(given, fake)
         else:
             with fake.building(user_code.without_initialisation):
-                modules, optimizers, inputs = _three(make())
+                modules, optimizers, inputs = _checked(make())
         model = model_of(modules)
         _check_device(model, fake)
         trace = OpTrace(fake, model, optimizer_of(optimizers), record_origins=True)
@@ -133,29 +133,35 @@ def _unknown(error: BaseException) -> str:
 # --- what the step works with ---------------------------------------------------------------------------
 
 
-def _three(made: Any) -> tuple[Any, Any, Any]:
-    if not isinstance(made, tuple) or len(made) != 3:
+def _checked(returned: Any) -> tuple[Any, Any, Any]:
+    """What `make` has returned: the module, the optimizer and the inputs."""
+    if not isinstance(returned, tuple) or len(returned) != 3:
         raise Refusal(
             "make must return a tuple of three: the module (or several), the optimizer (or None), the inputs."
         )
-    return made
+    return returned
 
 
-def _each(held: Any) -> list[Any]:
-    """What a module, a list, a tuple or a dictionary of modules holds, or None."""
-    if held is None:
+def _as_list(value: Any) -> list[Any]:
+    """One module or optimizer, or several in a list, a tuple or a dictionary, as a list; of None an empty one."""
+    if value is None:
         return []
-    if isinstance(held, Mapping):
-        return list(held.values())
-    return list(held) if isinstance(held, (list, tuple)) else [held]
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [value]
 
 
 def model_of(modules: Any) -> torch.nn.Module:
-    found = _each(modules)
-    wrong = [type(one).__name__ for one in found if not isinstance(one, torch.nn.Module)]
-    if wrong or not found:
+    """One module, or several as one. Raises Refusal for anything else."""
+    listed = _as_list(modules)
+    wrong = [type(value).__name__ for value in listed if not isinstance(value, torch.nn.Module)]
+    if wrong or not listed:
         raise Refusal(f"the module must be a torch.nn.Module, or several; here is {', '.join(wrong) or 'none'}.")
-    return found[0] if len(found) == 1 else _Modules(found)
+    if len(listed) == 1:
+        return listed[0]
+    return _Modules(listed)
 
 
 def _check_device(model: torch.nn.Module, fake: FakeDevice) -> None:
@@ -201,17 +207,20 @@ class _Optimizers:
 
 
 def optimizer_of(optimizers: Any) -> Any:
-    found = [getattr(one, "optimizer", one) for one in _each(optimizers)]  # Accelerate's wrapper holds the real one
-    wrong = [type(one).__name__ for one in found if not isinstance(one, torch.optim.Optimizer)]
+    """One optimizer, or any number of them as one. Raises Refusal for anything else."""
+    listed = [getattr(value, "optimizer", value) for value in _as_list(optimizers)]  # inside of Accelerate's wrapper
+    wrong = [type(value).__name__ for value in listed if not isinstance(value, torch.optim.Optimizer)]
     if wrong:
         raise Refusal(f"the optimizer must be a torch.optim.Optimizer, several or None; here is {', '.join(wrong)}.")
-    if any(isinstance(one, torch.optim.LBFGS) for one in found):
+    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in listed):
         raise Refusal(
             "LBFGS decides by the values of tensors how often it calls its closure and what it keeps of earlier steps, "
             "so that its step cannot be followed. Estimate the closure with torch.optim.SGD; LBFGS itself keeps up to "
             "2 * history_size copies of the weights beside that."
         )
-    return found[0] if len(found) == 1 else _Optimizers(found)
+    if len(listed) == 1:
+        return listed[0]
+    return _Optimizers(listed)
 
 
 # --- copies without data --------------------------------------------------------------------------------
@@ -221,10 +230,10 @@ def _copied(given: tuple, fake: FakeDevice) -> tuple[Any, Any, Any]:
     """Modules, optimizers and inputs on the fake device; what was given stays as it is, and no weight is copied."""
     modules, optimizers, _ = given
     memo: dict[int, Any] = {}
-    for module in _each(modules):
+    for module in _as_list(modules):
         for tensor in (*module.parameters(), *module.buffers()):
             memo[id(tensor)] = _without_data(tensor, fake)
-    for optimizer in _each(optimizers):
+    for optimizer in _as_list(optimizers):
         for state in optimizer.state.values():
             steps = state.get("step")
             if isinstance(steps, torch.Tensor) and steps.is_cpu:  # it stays on the host, where the optimizer reads it
@@ -237,16 +246,17 @@ def _copied(given: tuple, fake: FakeDevice) -> tuple[Any, Any, Any]:
 
     with patched(torch.Tensor, __deepcopy__=copied), patched(torch.nn.Parameter, __deepcopy__=copied):
         try:
-            made = copy.deepcopy(given, memo)
-            for before, after in zip(_each(optimizers), _each(made[1])):  # Optimizer.__getstate__ has its own alone
-                for name in vars(before).keys() - vars(after).keys() - {"step"}:  # a scheduler's step is the original's
-                    setattr(after, name, copy.deepcopy(vars(before)[name], memo))
+            copies = copy.deepcopy(given, memo)
+            # Optimizer.__getstate__ leaves out what is not Optimizer's own. A scheduler's `step` is the original's.
+            for optimizer, copied_optimizer in zip(_as_list(optimizers), _as_list(copies[1])):
+                for name in vars(optimizer).keys() - vars(copied_optimizer).keys() - {"step"}:
+                    setattr(copied_optimizer, name, copy.deepcopy(vars(optimizer)[name], memo))
         except TypeError as error:  # a generator, a lock, an open file
             raise Refusal(
                 f"what was given cannot be copied to the fake device: {error}. Give make=, a function that makes the "
                 "module, the optimizer and the inputs; or leave it out of them."
             ) from error
-    return made
+    return copies
 
 
 def _without_data(tensor: torch.Tensor, fake: FakeDevice) -> torch.Tensor:
@@ -257,9 +267,9 @@ def _without_data(tensor: torch.Tensor, fake: FakeDevice) -> torch.Tensor:
             "that makes the module, the optimizer and the inputs."
         )
     if tensor.is_meta or tensor.is_floating_point() or tensor.is_complex():
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=fake.device)
+        twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=fake.device)
     else:
-        made = tensor.detach().to(fake.device)
+        twin = tensor.detach().to(fake.device)
     if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)
+        return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+    return twin.requires_grad_(tensor.requires_grad)

@@ -9,7 +9,7 @@ clipping included), communication with other ranks, and copies (casts, gathers, 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from legroom.config import Gpu
@@ -31,7 +31,6 @@ _GROUP_OF = {
 }
 NORMALISATION_FLOPS = 5  # per element: find the mean or maximum, subtract, square or exponentiate, sum, multiply
 LARGEST = 12  # operations that the record names
-FIGURES = ("calls", "flops", "bytes", "seconds")
 
 
 class Call(NamedTuple):
@@ -55,45 +54,71 @@ class Anatomy:
 
 def calls_of(tally: Tally, cost: Callable[[Operation], tuple[float, str]] | None) -> list[Call]:
     """The operations of a tally that knows their modules. cost: (seconds, what bounds it) of one call."""
-    found = []
+    calls = []
     for phase, places in tally.places.items():
         for (module, operation), times in places.items():
-            seconds, bound_by = (None, None) if cost is None else cost(operation)
-            found.append(Call(phase, module, operation, times, None if seconds is None else times * seconds, bound_by))
-    return found
+            if cost is None:
+                calls.append(Call(phase, module, operation, times, None, None))
+            else:
+                seconds, bound_by = cost(operation)
+                calls.append(Call(phase, module, operation, times, times * seconds, bound_by))
+    return calls
+
+
+@dataclass
+class Sums:
+    """What several calls come to."""
+
+    calls: int = 0
+    flops: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    seconds_by_bound: dict[str, float] = field(default_factory=dict)
+
+    def add(self, call: Call) -> None:
+        seconds = call.seconds or 0.0
+        self.calls += call.calls
+        self.flops += call.calls * flops_of(call.operation)
+        self.bytes += call.calls * call.operation.bytes
+        self.seconds += seconds
+        if call.bound_by is not None:
+            self.seconds_by_bound[call.bound_by] = self.seconds_by_bound.get(call.bound_by, 0.0) + seconds
+
+    @property
+    def bound_by(self) -> str | None:
+        """What bounds most of the seconds."""
+        return max(self.seconds_by_bound, key=self.seconds_by_bound.__getitem__, default=None)
+
+    def figures(self, has_seconds: bool) -> dict[str, Any]:
+        return {
+            "calls": self.calls,
+            "flops": self.flops,
+            "bytes": self.bytes,
+            "seconds": self.seconds if has_seconds else None,
+        }
 
 
 def anatomy(calls: Iterable[Call], seconds_from: str | None) -> Anatomy:
     """What the calls of a step come to. seconds_from: predicted, cuda, cpu, or None where the calls have no seconds."""
-    groups: dict[tuple, list] = defaultdict(lambda: [0, 0, 0, 0.0])
-    rows: dict[tuple, list] = defaultdict(lambda: [0, 0, 0, 0.0])
-    layers: dict[tuple, float] = defaultdict(float)
-    bounds: dict[tuple, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    groups: defaultdict[tuple[str, str], Sums] = defaultdict(Sums)
+    rows: defaultdict[tuple[str, str, str, str], Sums] = defaultdict(Sums)
+    layers: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     for call in calls:
-        operation, group = call.operation, group_of(call.operation, call.phase)
-        figures = (call.calls, call.calls * flops_of(operation), call.calls * operation.bytes, call.seconds or 0.0)
-        row = (group, call.phase, without_numbers(call.module), operation.name)
-        for sums in (groups[group, call.phase], rows[row]):
-            for index, figure in enumerate(figures):
-                sums[index] += figure
-        if call.bound_by is not None:
-            bounds[row][call.bound_by] += call.seconds or 0.0
+        group = group_of(call.operation, call.phase)
+        groups[group, call.phase].add(call)
+        rows[group, call.phase, without_numbers(call.module), call.operation.name].add(call)
         layer = layer_of(call.module)
         if layer is not None and call.seconds is not None:
             layers[layer, call.phase, group] += call.seconds
 
-    def described(names: tuple[str, ...], key: tuple, sums: list) -> dict[str, Any]:
-        return dict(zip(names, key)) | dict(zip(FIGURES, sums)) | ({} if seconds_from else {"seconds": None})
-
-    listed = [
-        described(("group", "phase", "module", "name"), key, sums)
-        | {"bound_by": max(bounds[key], key=bounds[key].__getitem__) if bounds[key] else None}
-        for key, sums in sorted(rows.items(), key=lambda item: (-item[1][3], -item[1][2]))
-    ]
-    by_group = [
-        described(("group", "phase"), key, sums)
-        for key, sums in sorted(groups.items(), key=lambda item: (GROUPS.index(item[0][0]), item[0][1]))
-    ]
+    has_seconds = seconds_from is not None
+    listed = []
+    for (group, phase, module, name), sums in sorted(rows.items(), key=lambda row: (-row[1].seconds, -row[1].bytes)):
+        row = {"group": group, "phase": phase, "module": module, "name": name}
+        listed.append(row | sums.figures(has_seconds) | {"bound_by": sums.bound_by})
+    by_group = []
+    for group, phase in sorted(groups, key=lambda key: (GROUPS.index(key[0]), key[1])):
+        by_group.append({"group": group, "phase": phase} | groups[group, phase].figures(has_seconds))
     by_layer = [[*key, seconds] for key, seconds in layers.items()]
     return Anatomy(Operations(seconds_from, by_group, listed[:LARGEST]), {"rows": listed, "layers": by_layer})
 
@@ -112,8 +137,9 @@ def predicted(tally: Tally, gpu: Gpu | None, precision: str, num_processes: int)
             return seconds, "host link"
         if operation.kernels * reached.kernel_seconds > seconds / 2:
             return seconds, "launches"
-        computes = operation.flops and roofline.is_arithmetic(operation, gpu, precision, reached)
-        return seconds, "arithmetic" if computes else "memory"
+        if operation.flops and roofline.is_arithmetic(operation, gpu, precision, reached):
+            return seconds, "arithmetic"
+        return seconds, "memory"
 
     return anatomy(calls_of(tally, cost), "predicted")
 
@@ -121,15 +147,18 @@ def predicted(tally: Tally, gpu: Gpu | None, precision: str, num_processes: int)
 def group_of(operation: Operation, phase: str) -> str:
     """One of GROUPS."""
     group = _GROUP_OF[operation.kind]
-    return UPDATE if phase == "step" and group != COMMUNICATION else group
+    if phase == "step" and group != COMMUNICATION:
+        return UPDATE
+    return group
 
 
 def flops_of(operation: Operation) -> int:
     """FLOPs of one call: of a contraction by torch's formulas, else counted roughly by its elements."""
     if operation.flops or operation.kind in (ops.COPY, ops.COLLECTIVE):
         return operation.flops
-    normalises = any(part in operation.name for part in ops.NORMALISATIONS)
-    return operation.elements * (NORMALISATION_FLOPS if normalises else 1)
+    if any(part in operation.name for part in ops.NORMALISATIONS):
+        return operation.elements * NORMALISATION_FLOPS
+    return operation.elements
 
 
 def without_numbers(module: str) -> str:
@@ -139,5 +168,5 @@ def without_numbers(module: str) -> str:
 
 def layer_of(module: str) -> str | None:
     """ "encoder.layer.3" for "encoder.layer.3.attention.self"; None outside of numbered modules."""
-    found = re.match(r"(.*?(?:^|\.)\d+)(?=\.|$)", module)
-    return found[1] if found else None
+    match = re.match(r"(.*?(?:^|\.)\d+)(?=\.|$)", module)
+    return match[1] if match else None

@@ -49,7 +49,9 @@ def write(rates: GpuRates) -> Path:
 def gpu(device_name: str) -> GpuRates | None:
     """What was measured of a GPU, or None."""
     values = _read(path_of(device_name))
-    return None if values is None or "efficiencies" not in values else GpuRates(**values)
+    if values is None or "efficiencies" not in values:
+        return None
+    return GpuRates(**values)
 
 
 @functools.cache

@@ -62,18 +62,24 @@ def of_chip(chip: str, device_name: str = "") -> Efficiencies:
     """
     values = dict(table()["default"])
     layers = [table()["chips"].get(chip, {})]
-    layers += [
-        own
-        for name, own in table()["boards"].items()
-        if own["chip"] == chip and re.search(rf"\b{re.escape(name)}\b", device_name)
-    ][:1]
+    for name, board in table()["boards"].items():
+        if board["chip"] == chip and re.search(rf"\b{re.escape(name)}\b", device_name):
+            layers.append(board)
+            break
     runs: tuple[str, ...] = ()
-    for own in layers:
-        for key in values:
-            if key in own:
-                values[key] = values[key] | own[key] if isinstance(values[key], dict) else own[key]
-        runs = tuple(own.get("runs", runs))
+    for layer in layers:
+        for key, value in values.items():
+            if key in layer:
+                values[key] = _over(value, layer[key])
+        runs = tuple(layer.get("runs", runs))
     return Efficiencies(source=values.pop("from"), runs=runs, **values)
+
+
+def _over(below: Any, value: Any) -> Any:
+    """A value in place of the one below it; of a mapping its keys alone."""
+    if isinstance(value, dict):
+        return below | value
+    return value
 
 
 def of_gpu(gpu: Gpu) -> Efficiencies:
@@ -82,10 +88,9 @@ def of_gpu(gpu: Gpu) -> Efficiencies:
     measured = calibrated.gpu(gpu.device_name)
     if measured is None:
         return table_values
-    changed = {
-        name: getattr(table_values, name) | value if isinstance(value, dict) else value
-        for name, value in measured.efficiencies.items()
-    }
+    changed = {}
+    for name, value in measured.efficiencies.items():
+        changed[name] = _over(getattr(table_values, name), value)
     # The calibration measures products at the clocks of long work: nothing is left to take off for a whole step.
     sustained = table_values.sustained | dict.fromkeys(measured.efficiencies.get("matmul", ()), 1.0)
     return dataclasses.replace(

@@ -13,7 +13,8 @@ from legroom.estimator.speed.efficiencies import Efficiencies
 # 0.64 (an H100, under autocast), 0.95 and 1.07 (a B200); before, 0.79, 0.9 to 1.0 (a V100 of 2022), and 2.05, which
 # is outside.
 HOPPER = (9, 0)
-HOSTS, OLDER_HOSTS = (0.6, 1.2), (0.85, 1.7)
+HOSTS = (0.6, 1.2)
+OLDER_HOSTS = (0.85, 1.7)
 AMPERE = (8, 0)
 OLDER_GPUS = 1 / 3  # the least error of GPUs before Ampere: few of their steps are published
 ADAPTERS = 3.0  # the upper end of steps beside frozen weights, in errors: published ones took 3 to 23 % longer
@@ -28,7 +29,8 @@ def device(gpu: Gpu, reached: Efficiencies, error: float, beside_frozen: bool) -
     of the model are not trained."""
     if reached.source == calibrated.HERE:
         return 1 - error, 1 + error
-    error = max(error, OLDER_GPUS) if gpu.compute_capability < AMPERE else error
+    if gpu.compute_capability < AMPERE:
+        error = max(error, OLDER_GPUS)
     if not beside_frozen:
         return 1 - error, 1 + error
     low = 1 - error / 2
@@ -40,4 +42,6 @@ def host(gpu: Gpu, reached: Efficiencies, error: float) -> tuple[float, float]:
     uncertain as the device (assumed)."""
     if gpu.host_factor not in (None, 1.0) or reached.source == calibrated.HERE:
         return 1 - error, 1 + error
-    return HOSTS if gpu.compute_capability >= HOPPER else OLDER_HOSTS
+    if gpu.compute_capability >= HOPPER:
+        return HOSTS
+    return OLDER_HOSTS
