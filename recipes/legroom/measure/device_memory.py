@@ -14,13 +14,18 @@ from legroom.units import GIB
 
 def nvml_used_bytes() -> int | None:
     """Memory in use on the job's GPU, by all processes together; None without a GPU."""
-    return nvml.used_bytes(host.gpus()[0].uuid) if host.gpus() else None
+    gpus = host.gpus()
+    if not gpus:
+        return None
+    return nvml.used_bytes(gpus[0].uuid)
 
 
 def host_peak_rss_bytes() -> int:
     """The largest resident set size of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+    if sys.platform == "darwin":
+        return peak
+    return peak * 1024  # Linux counts KiB
 
 
 def in_use(on_gpu: bool, limit_gib: float | None, record: Record) -> tuple[int, int] | None:
@@ -30,24 +35,32 @@ def in_use(on_gpu: bool, limit_gib: float | None, record: Record) -> tuple[int, 
     `launch.memory_limit_gib`. On a CPU what this process takes of the machine, or of the limit. None: not known.
     """
     if on_gpu:
-        import torch
-
-        reserved = torch.cuda.memory_reserved()
-        if limit_gib is not None:
-            return reserved, int(limit_gib * GIB)
-        device_bytes = record.environment.get("device_memory_bytes")
-        return (reserved + (record.memory.context_bytes or 0), device_bytes) if device_bytes else None
+        return _in_use_on_gpu(limit_gib, record)
     import psutil
 
     memory = psutil.Process().memory_info()
     if limit_gib is None:
-        limit = host.memory_bytes()
-        return (memory.rss, limit) if limit else None
+        machine = host.memory_bytes()
+        if machine is None:
+            return None
+        return memory.rss, machine
     if not hasattr(memory, "data"):  # macOS
         return None
     limit = int(limit_gib * GIB)
     imported = resource.getrlimit(resource.RLIMIT_DATA)[0] - limit  # as worker_environment.limit_memory has set it
     return max(0, memory.data - imported), limit
+
+
+def _in_use_on_gpu(limit_gib: float | None, record: Record) -> tuple[int, int] | None:
+    import torch
+
+    reserved = torch.cuda.memory_reserved()
+    if limit_gib is not None:
+        return reserved, int(limit_gib * GIB)
+    device_bytes = record.environment.get("device_memory_bytes")
+    if device_bytes is None:
+        return None
+    return reserved + (record.memory.context_bytes or 0), device_bytes
 
 
 def open_gpu(memory: Memory, progress: Progress) -> None:
@@ -62,14 +75,9 @@ def open_gpu(memory: Memory, progress: Progress) -> None:
             "NVML shows a GPU, but torch cannot use it: the driver may be too old for this build of "
             "torch. Update it, or choose device=cpu."
         )
-    memory.device_used_at_start_bytes = used_bytes = nvml_used_bytes()
-    others = [pid for pid in nvml.compute_process_ids(host.gpus()[0].uuid) if pid != os.getpid()]
-    if others or (used_bytes or 0) > nvml.IDLE_GPU_BYTES:
-        by = f" by process {', '.join(map(str, others))}" if others else ""
-        progress.warn(
-            f"the GPU is not empty: {units.size(used_bytes or 0)} are in use{by}; this run's times and memory "
-            "figures are affected."
-        )
+    used_bytes = nvml_used_bytes()
+    memory.device_used_at_start_bytes = used_bytes
+    _warn_of_others(used_bytes or 0, progress)
     try:
         torch.ones(1, device="cuda")
         torch.cuda.synchronize()
@@ -83,6 +91,21 @@ def open_gpu(memory: Memory, progress: Progress) -> None:
     memory.context_bytes = difference(nvml_used_bytes(), used_bytes)
 
 
+def _warn_of_others(used_bytes: int, progress: Progress) -> None:
+    others = [str(pid) for pid in nvml.compute_process_ids(host.gpus()[0].uuid) if pid != os.getpid()]
+    if not others and used_bytes <= nvml.IDLE_GPU_BYTES:
+        return
+    by = ""
+    if others:
+        by = f" by process {', '.join(others)}"
+    progress.warn(
+        f"the GPU is not empty: {units.size(used_bytes)} are in use{by}; this run's times and memory figures are "
+        "affected."
+    )
+
+
 def difference(after_bytes: int | None, before_bytes: int | None) -> int | None:
     """The growth in bytes; None if NVML gave no figure."""
-    return None if after_bytes is None or before_bytes is None else after_bytes - before_bytes
+    if after_bytes is None or before_bytes is None:
+        return None
+    return after_bytes - before_bytes

@@ -40,7 +40,9 @@ def count(
     flops = collectives.all_gather(ledger.model_flops)  # ranks have rows of other lengths, other layers, other experts
     if None not in flops and not cfg.model.flash_attention:  # which has no FLOP formula
         _set_flops(cfg, record, sum(flops) / step_tokens, statistics.mean(step_log.tokens), loop)
-    return None if ledger.origins is None else timeline(ledger.log, ledger.origins)
+    if ledger.origins is None:
+        return None
+    return timeline(ledger.log, ledger.origins)
 
 
 def one_more_step(cfg: Config, loop: Any, around: Any) -> int:
@@ -52,12 +54,12 @@ def one_more_step(cfg: Config, loop: Any, around: Any) -> int:
     return loop.one_more_step(around)
 
 
-def say_failure(what: str, error: Exception, progress: Progress) -> None:
+def say_failure(consequence: str, error: Exception, progress: Progress) -> None:
     """A failure of such a step is a warning with one rank, and raised with several, which are in the middle of it."""
     if collectives.is_distributed():
         raise error
     traceback.print_exception(error)
-    progress.warn(f"{what}: {type(error).__name__}: {error}")
+    progress.warn(f"{consequence}: {type(error).__name__}: {error}")
 
 
 def _set_flops(cfg: Config, record: Record, token_flops: float, mean_tokens: float, loop: Any) -> None:
@@ -83,7 +85,8 @@ def take_largest(memory: Memory) -> None:
 
     largest = max(memory.per_rank, key=peak_bytes)
     for key, value in largest.items():
-        if key != "rank":
-            setattr(memory, key, value)
+        if key == "rank":
+            continue
+        setattr(memory, key, value)
         if key.endswith("_bytes") and isinstance(value, int):
             memory.all_ranks_bytes[key] = sum(rank[key] or 0 for rank in memory.per_rank)

@@ -6,7 +6,7 @@ operation: on a GPU of its kernels, on a CPU of the call. What the mode itself d
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -54,7 +54,8 @@ class TimedStep:
     """Use as `with TimedStep(ledger, on_gpu) as step: ...`, then read `calls()`. ledger: with origins."""
 
     def __init__(self, ledger: MemoryLedger, on_gpu: bool):
-        self.ledger, self.on_gpu = ledger, on_gpu
+        self.ledger = ledger
+        self.on_gpu = on_gpu
         self._operations: list[tuple[str, str, Operation | None]] = []  # (phase, module, operation) by their number
         self._contexts = ExitStack()
 
@@ -79,7 +80,9 @@ class TimedStep:
     # --- around the step ---
 
     def __enter__(self) -> TimedStep:
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.on_gpu
+        activities = [ProfilerActivity.CPU]
+        if self.on_gpu:
+            activities.append(ProfilerActivity.CUDA)
         with ExitStack() as contexts:
             self.ledger.begin_step()
             contexts.callback(self.ledger.end_step)
@@ -99,14 +102,20 @@ class TimedStep:
 
     def calls(self) -> list[Call]:
         """The operations that run on the device, with their seconds; equal ones together."""
-        seconds: Counter = Counter()
+        seconds: Counter[int] = Counter()  # of each operation by its number
         for event in self._profile.events() or ():
             if event.name.startswith(RANGE) and event.device_type.name == "CPU":
-                total = event.device_time_total if self.on_gpu else event.cpu_time_total
-                seconds[int(event.name.removeprefix(RANGE))] += total / 1e6
-        sums: dict[tuple, list] = defaultdict(lambda: [0, 0.0])
-        for number, described in enumerate(self._operations):
-            if described[2] is not None:
-                sums[described][0] += 1
-                sums[described][1] += seconds[number]
-        return [Call(*described, calls, total, None) for described, (calls, total) in sums.items()]  # type: ignore[call-arg]
+                microseconds = event.device_time_total if self.on_gpu else event.cpu_time_total
+                seconds[int(event.name.removeprefix(RANGE))] += microseconds / 1e6
+        times: Counter[tuple[str, str, Operation]] = Counter()
+        totals: dict[tuple[str, str, Operation], float] = {}
+        for number, (phase, module, operation) in enumerate(self._operations):
+            if operation is None:  # it does nothing on the device
+                continue
+            key = (phase, module, operation)
+            times[key] += 1
+            totals[key] = totals.get(key, 0.0) + seconds[number]
+        calls = []
+        for (phase, module, operation), total in totals.items():
+            calls.append(Call(phase, module, operation, times[phase, module, operation], total, None))
+        return calls

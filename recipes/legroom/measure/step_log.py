@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -48,11 +48,19 @@ class StepLog:
         memory: Callable[[], tuple[int, int] | None] = lambda: None,
     ):
         self.on_gpu = torch.device(device).type == "cuda"
-        self.warmup_steps, self.flush_seconds, self.send, self.compiled = warmup_steps, flush_seconds, send, compiled
-        self.steps_per_epoch, self.memory = steps_per_epoch, memory
-        self.path = Path(folder, STEPS_FILE) if folder else None
-        self.file = open(self.path, "w") if self.path else None  # noqa: SIM115 (open as long as the training runs)
-        before = before or {name: [] for name in SAVED}
+        self.warmup_steps = warmup_steps
+        self.flush_seconds = flush_seconds
+        self.send = send
+        self.compiled = compiled
+        self.steps_per_epoch = steps_per_epoch
+        self.memory = memory
+        self.path: Path | None = None
+        self.file: TextIO | None = None
+        if folder is not None:
+            self.path = folder / STEPS_FILE
+            self.file = open(self.path, "w")  # noqa: SIM115 (open as long as the training runs)
+        if before is None:
+            before = {name: [] for name in SAVED}
         self.losses: list[float] = before["losses"]
         self.seconds: list[float] = before["seconds"]
         self.samples: list[int] = before["samples"]
@@ -62,17 +70,20 @@ class StepLog:
         self.gradient_norms: list[float | None] = before["gradient_norms"]
         self.unpadded: list[int | None] = before["unpadded"]
         self.evaluations: list[dict[str, Any]] = before["evaluations"]
-        self.compiling: list[bool] = [False] * self.resumed_from
+        self.compiling: list[bool] = [False] * self.resumed_from  # in each step
         self.waited: Callable[[], float] = lambda: 0.0
         self.waiting: list[float] = [0.0] * self.resumed_from  # seconds of each step
+        self.train_seconds: float | None = None  # once the training is over
         self._pending: list[tuple[torch.Tensor, torch.Tensor | None, Any]] = []  # (loss, norm, time), not yet read
         self._write(0)
 
     def begin(self) -> None:
         """Starts the time of the first step."""
-        self._began = self._flushed = time.perf_counter()
-        self._graphs = torch_private.compiled_graphs() if self.compiled else 0
-        self._compile_seconds = torch_private.compile_seconds() if self.compiled else 0.0
+        self._began = time.perf_counter()
+        self._flushed = self._began
+        if self.compiled:
+            self._graphs = torch_private.compiled_graphs()
+            self._compile_seconds = torch_private.compile_seconds()
         self._waited = self.waited()
         self._last_time = self._time()
 
@@ -96,33 +107,43 @@ class StepLog:
         self.tokens.append(tokens)
         self.learning_rates.append(learning_rate)
         self.unpadded.append(unpadded)
-        before, self._waited = self._waited, self.waited()
-        self.waiting.append(self._waited - before)
+        waited = self.waited()
+        self.waiting.append(waited - self._waited)
+        self._waited = waited
+        is_compiling = False
         if self.compiled:
-            known, self._graphs = self._graphs, torch_private.compiled_graphs()
-            self.compiling.append(self._graphs != known)
+            graphs = torch_private.compiled_graphs()
+            is_compiling = graphs != self._graphs
+            self._graphs = graphs
+        self.compiling.append(is_compiling)
         if time.perf_counter() - self._flushed >= self.flush_seconds:
             self.flush()
 
     def flush(self) -> None:
         """Reads the pending losses (this waits for the device), writes the steps and sends a message."""
         if self._pending:
-            losses = _read([loss for loss, _, _ in self._pending])
-            norms = iter(_read([norm for _, norm, _ in self._pending if norm is not None]))
             first = len(self.losses)
-            for loss, (_, norm, time_of_step) in zip(losses, self._pending):
-                self.losses.append(loss)
-                self.gradient_norms.append(None if norm is None else next(norms))
-                last, self._last_time = self._last_time, time_of_step
-                self.seconds.append(last.elapsed_time(time_of_step) / 1000 if self.on_gpu else time_of_step - last)
-            self._pending.clear()
-            self.tokens[first:] = map(int, self.tokens[first:])  # tensors on the device if rows are padded
+            self._read_pending()
             self._write(first)
-            recent = slice(first, len(self.losses))
-            samples_per_second = sum(self.samples[recent]) / max(sum(self.seconds[recent]), 1e-9)
+            samples_per_second = sum(self.samples[first:]) / max(sum(self.seconds[first:]), 1e-9)
             used, limit = self.memory() or (None, None)
             self.send(StepsDone(len(self.losses), self.losses[-1], samples_per_second, used, limit))
         self._flushed = time.perf_counter()
+
+    def _read_pending(self) -> None:
+        """Reads what is on the device, in one transfer each of losses and norms."""
+        first = len(self.losses)
+        self.losses += _read([loss for loss, _, _ in self._pending])
+        norms = iter(_read([norm for _, norm, _ in self._pending if norm is not None]))
+        for _, norm, time_of_step in self._pending:
+            self.gradient_norms.append(None if norm is None else next(norms))
+            if self.on_gpu:
+                self.seconds.append(self._last_time.elapsed_time(time_of_step) / 1000)
+            else:
+                self.seconds.append(time_of_step - self._last_time)
+            self._last_time = time_of_step
+        self._pending.clear()
+        self.tokens[first:] = [int(tokens) for tokens in self.tokens[first:]]  # tensors () if rows are padded
 
     def evaluation(self, result: Evaluation) -> None:
         """Adds an evaluation after the latest step, also after `end`. Call `flush` first. Raises OSError."""
@@ -142,9 +163,11 @@ class StepLog:
 
     def _write(self, first: int) -> None:
         """Writes the steps from index `first` on to steps.jsonl, each with the evaluations after it."""
-        if self.file:
-            for index in range(first, len(self.losses)):
-                row = {
+        if self.file is None:
+            return
+        for index in range(first, len(self.losses)):
+            rows = [
+                {
                     "step": index + 1,
                     "epoch": self._epoch(index + 1),
                     "loss": _finite(self.losses[index]),
@@ -154,9 +177,11 @@ class StepLog:
                     "samples": self.samples[index],
                     "tokens": self.tokens[index],
                 }
-                for line in (row, *(each for each in self.evaluations if each["step"] == index + 1)):
-                    self.file.write(json.dumps(line) + "\n")
-            self.file.flush()
+            ]
+            rows += [evaluation for evaluation in self.evaluations if evaluation["step"] == index + 1]
+            for row in rows:
+                self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
 
     def restart_step_timer(self) -> None:
         """Starts the time of the next step here. Call this after an evaluation or a checkpoint, which belong to no
@@ -183,47 +208,53 @@ class StepLog:
 
     def training(self) -> Training:
         """The steps so far, also of a training that failed."""
-        steps = len(self.losses)
-        tokens = sum(self.tokens[:steps])
+        steps = len(self.losses)  # the latest ones may not have been read from the device
+        training = Training(steps=steps, samples=sum(self.samples[:steps]), tokens=sum(self.tokens[:steps]))
+        training.losses = list(self.losses)
+        if self.losses:
+            training.final_loss = self.losses[-1]
+        if self.resumed_from:
+            training.resumed_from_step = self.resumed_from
         unpadded = [count for count in self.unpadded[:steps] if count is not None]
-        return Training(
-            steps,
-            sum(self.samples[:steps]),
-            tokens,
-            list(self.losses),
-            self.losses[-1] if steps else None,
-            self.resumed_from or None,
-            round(1 - sum(unpadded) / tokens, 6) if tokens and len(unpadded) == steps else None,
-        )
+        if training.tokens and len(unpadded) == steps:
+            training.padding_share = round(1 - sum(unpadded) / training.tokens, 6)
+        return training
 
     def speed(self) -> Speed:
         """Step times and throughput without warm-up and compilation; with the warm-up if no other steps are left, and
         of all new steps if each has compiled."""
-        new = slice(self.resumed_from, None)
-        rows = list(zip(self.seconds[new], self.samples[new], self.tokens[new], self.waiting[new]))
-        compiled = self.compiling[new] or [False] * len(rows)
-        warmup = self.warmup_steps
-        ready = [row for row, compiling in zip(rows, compiled) if not compiling]
-        measured = [row for row, compiling in zip(rows[warmup:], compiled[warmup:]) if not compiling]
+        new = range(self.resumed_from, len(self.losses))
+        warmup_steps = self.warmup_steps
+        measured = [index for index in new[warmup_steps:] if not self.compiling[index]]
         if not measured:
-            warmup, measured = 0, ready or rows
+            warmup_steps = 0
+            measured = [index for index in new if not self.compiling[index]] or list(new)
         if not measured:
             return Speed()
-        seconds = [row[0] for row in measured]
-        tenths = statistics.quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
-        own = [row for row in self.evaluations if row["step"] > self.resumed_from]  # not of an earlier attempt
+        seconds = [self.seconds[index] for index in measured]
+        total_seconds = sum(seconds)
+        tenths = [seconds[0]]
+        if len(seconds) > 1:
+            tenths = statistics.quantiles(seconds, n=10, method="inclusive")
+        evaluation_seconds = 0.0
+        for row in self.evaluations:
+            if row["step"] > self.resumed_from:  # not of an earlier attempt
+                evaluation_seconds += row["evaluation_seconds"] or 0.0
+        compile_seconds = None
+        if self.compiled:
+            compile_seconds = torch_private.compile_seconds() - self._compile_seconds
         return Speed(
-            warmup_steps=warmup,
+            warmup_steps=warmup_steps,
             measured_steps=len(measured),
             step_seconds_median=statistics.median(seconds),
             step_seconds_p10=tenths[0],
             step_seconds_p90=tenths[-1],
-            samples_per_second=sum(row[1] for row in measured) / sum(seconds),
-            tokens_per_second=sum(row[2] for row in measured) / sum(seconds),
-            data_wait_share=min(sum(row[3] for row in measured) / sum(seconds), 1.0),
-            train_seconds=getattr(self, "train_seconds", None),
-            compile_seconds=torch_private.compile_seconds() - self._compile_seconds if self.compiled else None,
-            evaluation_seconds=sum(row["evaluation_seconds"] or 0.0 for row in own) or None,
+            samples_per_second=sum(self.samples[index] for index in measured) / total_seconds,
+            tokens_per_second=sum(self.tokens[index] for index in measured) / total_seconds,
+            data_wait_share=min(sum(self.waiting[index] for index in measured) / total_seconds, 1.0),
+            train_seconds=self.train_seconds,
+            compile_seconds=compile_seconds,
+            evaluation_seconds=evaluation_seconds or None,
         )
 
     def _time(self) -> Any:
@@ -237,9 +268,13 @@ class StepLog:
 
 def _read(figures: list[torch.Tensor]) -> list[float]:
     """Figures () on the device as numbers, in one transfer."""
-    return torch.stack([figure.detach().float().reshape(()) for figure in figures]).tolist() if figures else []
+    if not figures:
+        return []
+    return torch.stack([figure.detach().float().reshape(()) for figure in figures]).tolist()
 
 
 def _finite(value: float | None) -> float | None:
     """The value as JSON has it: null for infinity, and for what is not a number."""
-    return value if value is not None and math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value
