@@ -433,14 +433,17 @@ STARTING = [
 def test_what_the_command_starts_ends_with_it(scratch, kind):
     if sandbox.protection((kind, "none")).kind != kind:
         pytest.skip(sandbox.protection((kind, "none")).sentence)
-    alive_read, alive = os.pipe()  # inherited by every process of the command
-    os.set_inheritable(alive, True)
-    program = "import os, subprocess, sys, time\n" + "".join(map(textwrap.dedent, STARTING))
-    run(program, scratch, kind=kind, pass_fds=(alive,))
-    os.close(alive)
-    ended, _, _ = select.select([alive_read], [], [], 0)
-    os.close(alive_read)
-    assert ended, "a process still holds the pipe"
+    program = "import os, subprocess, sys, time\n"
+    program += "os.set_inheritable(os.dup(1), True)\n"  # every process of the command holds the output
+    program += "".join(map(textwrap.dedent, STARTING))
+    command = [sys.executable, "-c", program]
+    environment = dict(os.environ)
+    with sandbox.start(
+        command, environment=environment, folder=scratch, kind=kind, stdout=subprocess.PIPE
+    ) as sandboxed:
+        assert sandboxed.stdout and sandboxed.wait(60) == 0
+        ended, _, _ = select.select([sandboxed.stdout], [], [], 0)
+        assert ended, "a process still holds the output"
 
 
 def test_the_command_cannot_end_its_parent(overlays, scratch):
@@ -564,16 +567,6 @@ def test_the_environment_reaches_the_command_alone(overlays, scratch):
     )
     assert done.stdout == "['LD_PRELOAD', 'ODD']\n"
     assert done.stderr.count("/no/such/library.so") == 1
-
-
-def test_a_descriptor_that_is_passed_closes_with_the_command(overlays, scratch):
-    messages, sender = os.pipe()
-    program = "import os, sys, time; os.write(int(sys.argv[1]), b'here'); os.close(int(sys.argv[1])); time.sleep(300)"
-    command = [sys.executable, "-c", program, str(sender)]
-    with sandbox.start(command, environment={}, folder=scratch, kind=overlays, pass_fds=(sender,)):
-        os.close(sender)
-        with open(messages, "rb") as file:
-            assert file.read() == b"here"
 
 
 # --- mounts ---------------------------------------------------------------------------------------------

@@ -23,11 +23,10 @@ def is_own(file: str) -> bool:
     return not file.startswith((*LIBRARIES, "<")) and not PACKAGES.intersection(Path(file).parts)
 
 
-def reading_line(through: frozenset[str] = frozenset()) -> str:
-    """file:line where the script's own code asks this package for something; '' where a library does. through: modules
-    that it may ask by."""
+def reading_line() -> str:
+    """file:line where the script's own code asks this package for something; '' where a library does."""
     frame = inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in {"legroom", *through}:
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "legroom":
         frame = frame.f_back
     if frame is None or not is_own(frame.f_code.co_filename):
         return ""

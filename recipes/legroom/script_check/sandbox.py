@@ -129,7 +129,6 @@ def start(
     folder: Path,
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
-    pass_fds: Sequence[int] = (),
     network: bool = False,
     cwd: Path | None = None,
     kind: Kind | None = None,
@@ -142,7 +141,7 @@ def start(
         folder: what the command writes here, we can read. The layers lie here while it runs. What it writes elsewhere
             below the same top folder is kept in memory, so a folder in /tmp is better than one in the home folder.
             Under Landlock its temporary files go here too (TMPDIR).
-        stdout, stderr, pass_fds: as of subprocess.Popen; the command's standard input is empty.
+        stdout, stderr: as of subprocess.Popen; the command's standard input is empty.
         network: the machine's network, with whatever the command sends.
         cwd: the working directory; by default ours.
         kind: of protection; by default the best that this machine can give.
@@ -160,7 +159,6 @@ def start(
         "folder": str(folder),
         "cwd": str((cwd or Path()).resolve()),
         "network": network,
-        "descriptors": list(pass_fds),
     }
     if chosen in WITH_OVERLAYS:
         asked["used"] = _paths_in_use(asked["cwd"], command, environment)
@@ -185,7 +183,7 @@ def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        pass_fds=(control_read, reports, *asked["descriptors"]),
+        pass_fds=(control_read, reports),
         start_new_session=True,  # the keys of a terminal reach this process, which decides
     )
     os.close(control_read)

@@ -95,13 +95,11 @@ def _fork(child: Callable[[], Any]) -> int:
         os._exit(1)
 
 
-def _let_go(asked: dict[str, Any]) -> None:
+def _let_go() -> None:
     """Close what is the command's, so that whoever reads there sees when the command has closed it."""
     nothing = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    for descriptor in asked["descriptors"]:
-        os.close(descriptor)
 
 
 def _wait(process: int, control: int, woken: int, stop: Callable[[], None]) -> int:
@@ -180,7 +178,7 @@ def _as_child(asked: dict[str, Any], control: int, reports: int, woken: int) -> 
 
     process = _fork(command)
     os.close(reports)
-    _let_go(asked)
+    _let_go()
     status = _wait(process, control, woken, stop=lambda: os.kill(process, signal.SIGKILL))
     _end_descendants(process)
     return status
@@ -246,7 +244,7 @@ def _in_namespaces(asked: dict[str, Any], control: int, reports: int, woken: int
             _report(reports, refused=_reason(error))
     os.close(named)
     os.close(reports)
-    _let_go(asked)
+    _let_go()
     _wait(process, control, woken, stop=lambda: os.kill(process, signal.SIGKILL))
     status = os.read(ended_read, 64)
     _remove(layers)
@@ -314,7 +312,7 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
     process = _fork(init)
     for descriptor in (reports, ended):
         os.close(descriptor)
-    _let_go(asked)
+    _let_go()
     os.waitpid(process, 0)
 
 
@@ -338,7 +336,7 @@ def _init(asked: dict[str, Any], reports: int, machine: int, ended: int) -> None
     os.close(reports)
     os.close(machine)
     libc.prctl(libc.PR_SET_DUMPABLE, 0)  # /proc/1 shows the command nothing of ours
-    _let_go(asked)
+    _let_go()
     while True:
         child, status = os.wait()
         if child == process:
@@ -376,7 +374,7 @@ def _in_bubblewrap(asked: dict[str, Any], control: int, reports: int, woken: int
         if tree.read_only:
             _report(reports, read_only=tree.read_only)
         os.close(reports)
-        _let_go(asked)
+        _let_go()
         status = _wait(process, control, woken, stop=partial(os.kill, process, signal.SIGKILL))
         with suppress(ChildProcessError):
             while True:  # what bubblewrap has left is dying
