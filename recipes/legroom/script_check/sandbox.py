@@ -152,7 +152,7 @@ def start(
     """
     chosen = kind or protection().kind
     folder = folder.resolve()
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "kind": chosen,
         "command": list(command),
         "environment": dict(environment),
@@ -161,20 +161,20 @@ def start(
         "network": network,
     }
     if chosen in WITH_OVERLAYS:
-        asked["used"] = _paths_in_use(asked["cwd"], command, environment)
+        request["used"] = _paths_in_use(request["cwd"], command, environment)
     if chosen == "landlock":
         temporary = folder / "tmp"
         temporary.mkdir(exist_ok=True)
         for name in ("TMPDIR", "TEMP", "TMP"):
-            asked["environment"][name] = str(temporary)
+            request["environment"][name] = str(temporary)
         for name in CACHES_UNDER_LANDLOCK:
-            asked["environment"].setdefault(name, str(temporary))
-        asked["writable"] = [str(folder), *WRITABLE_UNDER_LANDLOCK]
-        asked["ports"] = _rendezvous_ports(environment)
-    return _supervised(asked, stdout, stderr)
+            request["environment"].setdefault(name, str(temporary))
+        request["writable"] = [str(folder), *WRITABLE_UNDER_LANDLOCK]
+        request["ports"] = _rendezvous_ports(environment)
+    return _supervised(request, stdout, stderr)
 
 
-def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int | IO[Any] | None) -> Sandboxed:
+def _supervised(request: dict[str, Any], stdout: int | IO[Any] | None, stderr: int | IO[Any] | None) -> Sandboxed:
     """Start the supervisor, and wait until it has started the command."""
     control_read, control = os.pipe()
     reports_read, reports = os.pipe()
@@ -192,7 +192,7 @@ def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int
     with open(reports_read, "rb", buffering=0) as file:
         try:
             with suppress(BrokenPipeError), open(control, "w", closefd=False) as asking:
-                asking.write(json.dumps(asked) + "\n")
+                asking.write(json.dumps(request) + "\n")
             for line in _all_of(file, STARTING_SECONDS).splitlines():
                 report |= json.loads(line)
         except BaseException:  # Ctrl-C
@@ -205,7 +205,7 @@ def _supervised(asked: dict[str, Any], stdout: int | IO[Any] | None, stderr: int
     sandboxed.kill()
     if "command" in report:  # it could not be started
         raise OSError(report["command"], os.strerror(report["command"]), report["path"])
-    raise NotGiven(asked["kind"], report.get("refused", "its first process ended"))
+    raise NotGiven(request["kind"], report.get("refused", "its first process ended"))
 
 
 def _all_of(file: FileIO, seconds: float) -> bytes:

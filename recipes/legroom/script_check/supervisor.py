@@ -42,18 +42,18 @@ def main() -> NoReturn:
     for descriptor in (control, reports):
         os.set_inheritable(descriptor, False)
     with open(control, "rb", buffering=0, closefd=False) as file:
-        asked = json.loads(_line(file))
+        request = json.loads(_line(file))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the descriptor below is written to
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(wake)
-    if asked["kind"] == "bubblewrap":
-        end = _in_bubblewrap(asked, control, reports, woken)
-    elif asked["kind"] == "namespaces":
-        end = _in_namespaces(asked, control, reports, woken)
+    if request["kind"] == "bubblewrap":
+        end = _in_bubblewrap(request, control, reports, woken)
+    elif request["kind"] == "namespaces":
+        end = _in_namespaces(request, control, reports, woken)
     else:
-        end = _as_child(asked, control, reports, woken)
+        end = _as_child(request, control, reports, woken)
     _end_as(end)
 
 
@@ -139,23 +139,23 @@ def _dump_no_core() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
-def _execute(asked: dict[str, Any], reports: int) -> None:
+def _execute(request: dict[str, Any], reports: int) -> None:
     """Become the command."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     _dump_no_core()
     try:
-        os.chdir(asked["cwd"])
-        os.execvpe(asked["command"][0], asked["command"], asked["environment"])
+        os.chdir(request["cwd"])
+        os.execvpe(request["command"][0], request["command"], request["environment"])
     except OSError as error:
-        _report(reports, command=error.errno, path=str(error.filename or asked["command"][0]))
+        _report(reports, command=error.errno, path=str(error.filename or request["command"][0]))
         os._exit(NOT_FOUND)
 
 
 # --- Landlock, or nothing -------------------------------------------------------------------------------
 
 
-def _as_child(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
+def _as_child(request: dict[str, Any], control: int, reports: int, woken: int) -> int:
     if sys.platform == "linux":
         from legroom.script_check import libc
 
@@ -165,16 +165,16 @@ def _as_child(asked: dict[str, Any], control: int, reports: int, woken: int) -> 
         if sys.platform == "linux":
             libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
-        if asked["kind"] == "landlock":
+        if request["kind"] == "landlock":
             from legroom.script_check import landlock
 
             try:
-                landlock.restrict(asked["writable"], asked["network"], asked["ports"])
+                landlock.restrict(request["writable"], request["network"], request["ports"])
             except OSError as error:
                 _report(reports, refused=_reason(error))
                 return
         _report(reports, pid=os.getpid())
-        _execute(asked, reports)
+        _execute(request, reports)
 
     process = _fork(command)
     os.close(reports)
@@ -217,14 +217,14 @@ def _descendants(process: int) -> list[int]:
 # --- namespaces -----------------------------------------------------------------------------------------
 
 
-def _in_namespaces(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
+def _in_namespaces(request: dict[str, Any], control: int, reports: int, woken: int) -> int:
     from legroom.script_check import libc
 
     unshared_read, unshared = os.pipe()
     named_read, named = os.pipe()
     ended_read, ended = os.pipe()  # init writes the command's wait status
     supervisor = os.getpid()
-    layers = f"{asked['folder']}/.sandbox-{supervisor}"
+    layers = f"{request['folder']}/.sandbox-{supervisor}"
 
     def builder() -> None:
         for descriptor in (control, ended_read, unshared_read, named):
@@ -232,7 +232,7 @@ def _in_namespaces(asked: dict[str, Any], control: int, reports: int, woken: int
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:
             return
-        _build(asked, layers, reports, unshared, named_read, ended)
+        _build(request, layers, reports, unshared, named_read, ended)
 
     process = _fork(builder)
     for descriptor in (ended, unshared, named_read):
@@ -274,13 +274,13 @@ def _name_users(process: int) -> list[int] | None:
     return [user, group]
 
 
-def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, named: int, ended: int) -> None:
+def _build(request: dict[str, Any], layers: str, reports: int, unshared: int, named: int, ended: int) -> None:
     """Runs as the builder: new namespaces, and init in them."""
     from legroom.script_check import libc, namespaces
 
     addresses = namespaces.own_addresses()
     flags = libc.CLONE_NEWUSER | libc.CLONE_NEWNS | libc.CLONE_NEWPID | libc.CLONE_NEWIPC
-    if not asked["network"]:
+    if not request["network"]:
         flags |= libc.CLONE_NEWNET
     try:
         libc.unshare(flags)
@@ -296,9 +296,9 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
     def init() -> None:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
-            tree = namespaces.MountedTree(asked["folder"], layers, tuple(mapped) if mapped else None, asked["used"])
+            tree = namespaces.MountedTree(request["folder"], layers, tuple(mapped) if mapped else None, request["used"])
             tree.build()
-            if not asked["network"]:
+            if not request["network"]:
                 namespaces.start_loopback(addresses)
             machine = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # of the machine's processes
             tree.enter()
@@ -307,7 +307,7 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
             return
         if tree.read_only:
             _report(reports, read_only=tree.read_only)
-        _init(asked, reports, machine, ended)
+        _init(request, reports, machine, ended)
 
     process = _fork(init)
     for descriptor in (reports, ended):
@@ -316,7 +316,7 @@ def _build(asked: dict[str, Any], layers: str, reports: int, unshared: int, name
     os.waitpid(process, 0)
 
 
-def _init(asked: dict[str, Any], reports: int, machine: int, ended: int) -> None:
+def _init(request: dict[str, Any], reports: int, machine: int, ended: int) -> None:
     """Runs as process 1 of the new namespace."""
     from legroom.script_check import libc
 
@@ -328,7 +328,7 @@ def _init(asked: dict[str, Any], reports: int, machine: int, ended: int) -> None
                 with suppress(OSError):  # this kernel has fewer
                     libc.prctl(libc.PR_CAPBSET_DROP, capability)
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
-        _execute(asked, reports)
+        _execute(request, reports)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the command cannot end process 1 either
@@ -347,24 +347,24 @@ def _init(asked: dict[str, Any], reports: int, machine: int, ended: int) -> None
 # --- bubblewrap -----------------------------------------------------------------------------------------
 
 
-def _in_bubblewrap(asked: dict[str, Any], control: int, reports: int, woken: int) -> int:
+def _in_bubblewrap(request: dict[str, Any], control: int, reports: int, woken: int) -> int:
     """bubblewrap makes the namespaces, and starts this file's `inside` in them. It says only by failing which folder
     takes no overlay, so it is tried until it does not."""
     from legroom.script_check import bubblewrap, libc
 
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
-    layers = f"{asked['folder']}/.sandbox-{os.getpid()}"
+    layers = f"{request['folder']}/.sandbox-{os.getpid()}"
     memory = f"/dev/shm/.sandbox-{os.getpid()}"
     refused: set[tuple[str, str]] = set()
     try:
         for attempt in range(MOST_ATTEMPTS):
             mapped = (os.geteuid(), os.getegid())
-            tree = bubblewrap.Arguments(asked["folder"], f"{layers}/{attempt}", mapped, asked["used"])
+            tree = bubblewrap.Arguments(request["folder"], f"{layers}/{attempt}", mapped, request["used"])
             tree.memory = f"{memory}/{attempt}"
             tree.refused = refused
             os.makedirs(tree.private)
-            arguments = tree.build(asked["network"])
-            process, complaint = _start_bubblewrap(bubblewrap.program(), arguments, asked, reports)
+            arguments = tree.build(request["network"])
+            process, complaint = _start_bubblewrap(bubblewrap.program(), arguments, request, reports)
             if complaint is None:
                 break
             if not tree.refuse(complaint):
@@ -399,7 +399,7 @@ def _with_signal(status: int) -> int:
 
 
 def _start_bubblewrap(
-    program: str, arguments: list[str], asked: dict[str, Any], reports: int
+    program: str, arguments: list[str], request: dict[str, Any], reports: int
 ) -> tuple[int, str | None]:
     """(its process, None) when the command is about to start, or (its process, what it complains of) when it has
     failed."""
@@ -409,9 +409,9 @@ def _start_bubblewrap(
     listed = os.memfd_create("arguments")
     os.write(listed, b"\0".join(map(os.fsencode, arguments)))
     os.lseek(listed, 0, os.SEEK_SET)
-    wanted = os.memfd_create("asked")
+    wanted = os.memfd_create("request")
     with open(wanted, "wb", closefd=False) as file:
-        file.write(json.dumps(asked).encode())
+        file.write(json.dumps(request).encode())
     outputs = [os.dup(1), os.dup(2)]
     code = (
         "import sys; sys.path.append(sys.argv.pop(1)); from legroom.script_check import supervisor; supervisor.inside()"
@@ -447,14 +447,14 @@ def inside() -> None:
     reports, started, wanted, output, errors = map(int, sys.argv[1:])
     with open(wanted, "rb") as file:
         file.seek(0)
-        asked = json.load(file)
+        request = json.load(file)
     for descriptor in (reports, started):
         os.set_inheritable(descriptor, False)
     for descriptor, number in ((output, 1), (errors, 2)):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.write(started, b"s")
-    _execute(asked, reports)
+    _execute(request, reports)
 
 
 def _remove(folder: str) -> None:

@@ -103,7 +103,8 @@ class Tally:
             return
         operation = self.seen.get(signature)
         if operation is None:
-            operation = self.seen[signature] = classify(func, args, result, kwargs)
+            operation = classify(func, args, result, kwargs)
+            self.seen[signature] = operation
             if not op_class.known:
                 self.unknown.add(op_class.name)
         if phase not in self.counts:
@@ -120,13 +121,15 @@ class Tally:
     def without_fusible(self) -> Tally:
         """The operations that torch.compile cannot join to others, each a call of the host. The optimizer's step, which
         it does not compile, is as it was."""
-        made = replace(self, counts={}, calls=Counter(self.calls), places={})
+        tally = replace(self, counts={}, calls=Counter(self.calls), places={})
         for phase, counts in self.counts.items():
-            left = {one: times for one, times in counts.items() if phase == OPTIMIZER_PHASE or one.kind not in FUSIBLE}
-            made.counts[phase] = Counter(left)
-            if phase != OPTIMIZER_PHASE:
-                made.calls[phase] = sum(left.values())
-        return made
+            if phase == OPTIMIZER_PHASE:
+                tally.counts[phase] = Counter(counts)
+                continue
+            left = {operation: times for operation, times in counts.items() if operation.kind not in FUSIBLE}
+            tally.counts[phase] = Counter(left)
+            tally.calls[phase] = sum(left.values())
+        return tally
 
     def put(self, operation: Operation, phase: str, times: int = 1) -> None:
         """Count an operation that was not dispatched."""
@@ -139,15 +142,16 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
 
     func: a torch OpOverload, as a dispatch mode gets it. result: what it returned.
     """
-    op_class, kwargs = _class_of(func), kwargs or {}
+    op_class = _class_of(func)
     if op_class is None or op_class.kind == "":
         return None
-    inputs, outputs = tensors_in(args) + tensors_in(kwargs.values()), tensors_in((result,))
+    kwargs = kwargs or {}
+    inputs = tensors_in(args) + tensors_in(kwargs.values())
+    outputs = tensors_in((result,))
     if op_class.kind == ops.COPY and len({tensor.is_cpu for tensor in inputs + outputs}) > 1:
-        moved = _size(outputs[0])
-        return Operation(op_class.name, ops.HOST_COPY, bytes=moved, elements=outputs[0].numel())
-    moved = _bytes(op_class, args, inputs, outputs)
-    flops, shape = 0, ()
+        return Operation(op_class.name, ops.HOST_COPY, bytes=_size(outputs[0]), elements=outputs[0].numel())
+    flops = 0
+    shape: tuple[int, ...] = ()
     if op_class.kind in (ops.MATMUL, ops.ATTENTION):
         flops, shape = _arithmetic(func, op_class, args, kwargs, result)
     elif op_class.kind == ops.COLLECTIVE:
@@ -155,20 +159,38 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
     elif any(part in op_class.name for part in ops.NORMALISATIONS) and inputs and inputs[0].dim():
         length = inputs[0].shape[-1]
         shape = (inputs[0].numel() // max(1, length), length)
+    touched = inputs + outputs
+    if op_class.name in ops.GATHERING:
+        touched = outputs
+    return Operation(
+        name=op_class.name,
+        kind=op_class.kind,
+        dtype=_dtype(op_class, args, inputs + outputs),
+        flops=flops,
+        bytes=_bytes(op_class, args, inputs, outputs),
+        kernels=_kernels(op_class, args),
+        shape=shape,
+        elements=max((tensor.numel() for tensor in touched), default=0),
+    )
+
+
+def _dtype(op_class: _OperationClass, args: Sequence, tensors: list[torch.Tensor]) -> str:
+    """In what an operation computes. tensors: its inputs and then its outputs."""
     # The factors of a matrix product decide on its arithmetic; a tensor that is added may come before them.
     if op_class.name in ops.PRODUCTS:
-        dtype = ops.DTYPES.get(args[ops.PRODUCTS[op_class.name]].dtype, "fp32")
-    elif op_class.name == ops.INT8_PRODUCT:
-        dtype = "fp16"  # the table of GPUs has no figures for 8 bits; this is half of them
-    else:
-        dtype = next((ops.DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in ops.DTYPES), "fp32")
-    if op_class.name in ops.CONVOLUTIONS and dtype == "fp32" and not inputs[0].is_cpu:
+        return ops.DTYPES.get(args[ops.PRODUCTS[op_class.name]].dtype, "fp32")
+    if op_class.name == ops.INT8_PRODUCT:
+        return "fp16"  # the table of GPUs has no figures for 8 bits; this is half of them
+    dtype = "fp32"
+    for tensor in tensors:
+        if tensor.dtype in ops.DTYPES:
+            dtype = ops.DTYPES[tensor.dtype]
+            break
+    if op_class.name in ops.CONVOLUTIONS and dtype == "fp32" and not tensors[0].is_cpu:
         allowed = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]  # of the module's class
-        dtype = "tf32" if allowed.fp32_precision == "tf32" else dtype
-    kernels = _kernels(op_class, args)
-    touched = outputs if op_class.name in ops.GATHERING else inputs + outputs
-    elements = max((tensor.numel() for tensor in touched), default=0)
-    return Operation(op_class.name, op_class.kind, dtype, flops, moved, kernels, shape, elements)
+        if allowed.fp32_precision == "tf32":
+            return "tf32"
+    return dtype
 
 
 @functools.cache
@@ -178,21 +200,22 @@ def _class_of(func: Any) -> _OperationClass | None:
     if namespace in ("prim", "profiler"):
         return None
     name = full.rstrip("_")
-    written = tuple(
-        index
-        for index, argument in enumerate(torch_private.schema(func).arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
+    indices = []
+    for index, argument in enumerate(torch_private.schema(func).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            indices.append(index)
+    written = tuple(indices)
     if func.is_view or name in ops.NO_KERNEL:
         return _OperationClass(full, "", written)
     if namespace in ("c10d", "_c10d_functional"):
-        moves = any(part in name for part in MOVING_COLLECTIVES)
-        return _OperationClass(full, ops.COLLECTIVE if moves else "", written)
+        if any(part in name for part in MOVING_COLLECTIVES):
+            return _OperationClass(full, ops.COLLECTIVE, written)
+        return _OperationClass(full, "", written)
     if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
         return _OperationClass(full, ops.ATTENTION, written)
     if name.startswith(ops.GROUPED_PRODUCTS) or name in {*ops.PRODUCTS, *ops.LINEAR_PRODUCTS, *ops.CONVOLUTIONS}:
         return _OperationClass(name, ops.MATMUL, written)
-    if name.startswith("_fused_") or name.startswith("_foreach_") and name not in ops.REDUCTIONS | ops.COPIES:
+    if name.startswith("_fused_") or (name.startswith("_foreach_") and name not in ops.REDUCTIONS | ops.COPIES):
         return _OperationClass(full, ops.OPTIMIZER, written)
     if name in ops.REDUCTIONS or any(part in name for part in ops.NORMALISATIONS):
         return _OperationClass(name, ops.REDUCTION, written)
@@ -212,12 +235,20 @@ def _size(tensor: torch.Tensor) -> int:
 def _bytes(op_class: _OperationClass, args: Sequence, inputs: list, outputs: list) -> int:
     """The bytes that one call reads and writes."""
     if op_class.kind == ops.COLLECTIVE:  # of the shard and the whole tensor, the whole
-        return max(sum(map(_size, tensors_in((value,)))) for value in (*args, outputs))
-    target = sum(_size(tensor) for i in op_class.written if i < len(args) for tensor in tensors_in((args[i],)))
-    read, made = sum(map(_size, inputs)), sum(map(_size, outputs))
+        return max(_sizes(tensors_in((value,))) for value in (*args, outputs))
     if op_class.name in ops.GATHERING:
-        return 2 * made
-    return read + (target or made) - (target if op_class.name in ops.OVERWRITING else 0)
+        return 2 * _sizes(outputs)
+    targets = [args[index] for index in op_class.written if index < len(args)]
+    in_place = _sizes(tensors_in(targets))
+    written = in_place or _sizes(outputs)
+    read = _sizes(inputs)
+    if op_class.name in ops.OVERWRITING:  # it does not read what it writes over
+        read -= in_place
+    return read + written
+
+
+def _sizes(tensors: list[torch.Tensor]) -> int:
+    return sum(_size(tensor) for tensor in tensors)
 
 
 def _arithmetic(
@@ -229,8 +260,10 @@ def _arithmetic(
         return 2 * args[0].numel() * columns, (1, args[0].numel() // depth, columns, depth)
     flops = operation_flops(func, args, kwargs, result)
     if op_class.name in ops.PRODUCTS:
-        left, right = args[ops.PRODUCTS[op_class.name] : ops.PRODUCTS[op_class.name] + 2]
-        return flops, (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], right.shape[-1], left.shape[-1])
+        first = ops.PRODUCTS[op_class.name]
+        left, right = args[first : first + 2]
+        batch = left.shape[0] if left.dim() == 3 else 1
+        return flops, (batch, left.shape[-2], right.shape[-1], left.shape[-1])
     if op_class.kind == ops.ATTENTION:
         flops = round(flops * attended_share(func, args, kwargs))
     return flops, ()
@@ -242,14 +275,19 @@ def _group(args: Sequence) -> tuple[int, ...]:
     for argument in args:
         if isinstance(argument, Group):
             return argument
-    found = next(filter(None, map(torch_distributed_private.group_of, args)), None)
+    groups = [torch_distributed_private.group_of(argument) for argument in args]
+    groups = [group for group in groups if group is not None]
     names = [argument for argument in args if isinstance(argument, str)]
-    if found is None and names:
-        found = torch_distributed_private.group_by_name(names[-1])
-    if found is None:
+    if groups:
+        group = groups[0]
+    elif names:
+        group = torch_distributed_private.group_by_name(names[-1])
+    else:
         return ()
-    ranks = dist.get_process_group_ranks(found)
-    return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) == 1:
+        return 1, 1
+    return len(ranks), ranks[1] - ranks[0]
 
 
 def _kernels(op_class: _OperationClass, args: Sequence) -> int:
