@@ -48,6 +48,11 @@ def test_the_summary_begins_with_random_weights(train):
         (["model=qwen3_8b", "data=source"], "model.pretrained=Qwen/Qwen3-8B gpu=l4_24gb data=source", ["YOUR_ROWS"]),
         (["model=bert_tiny"], "model=bert_tiny", ["model.pretrained", "YOUR_ROWS"]),
         (["model=llama_8b", "model.layers=2"], "model.layers=2", ["model.pretrained"]),
+        (["model.pretrained=Qwen/Qwen3-8B"], "data=chat data.path=YOUR_ROWS.jsonl gpu=l4_24gb model.pre", []),
+        (["model.pretrained=answerdotai/ModernBERT-base"], "data=text data.path=YOUR_ROWS.csv", ["data=chat"]),
+        (["model.pretrained=Qwen/Qwen3-8B", "data=chat"], "data.path=YOUR_ROWS.jsonl", []),
+        (["+experiment=continue_1b_24gb"], "data.path=YOUR_ROWS.txt", []),
+        (["+experiment=classify_8gb"], "data.path=YOUR_ROWS.csv gpu=l4_24gb +experiment=classify_8gb", []),
     ],
     ids=str,
 )
@@ -56,3 +61,10 @@ def test_a_command_to_train_has_what_a_person_fills_in(words, wanted, unwanted):
     typed = settings.to_train(outcome)
     assert wanted in typed and not any(part in typed for part in unwanted), typed
     assert set(words[2:3]) <= {*typed.split(), "data.samples=64"}
+
+
+def test_an_estimate_that_fits_ends_in_the_command_to_train(predicted, tmp_path):
+    outcome = predicted("gpu=l4_24gb", "model=smollm2_135m", "data.seq_len=64", "precision=bf16")
+    last_line = brief.brief(outcome, tmp_path).splitlines()[-1]
+    assert last_line.split(maxsplit=1) == ["Train", settings.to_train(outcome)]
+    assert "model.pretrained=HuggingFaceTB/SmolLM2-135M data=chat data.path=YOUR_ROWS.jsonl" in last_line

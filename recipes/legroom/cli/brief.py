@@ -20,6 +20,7 @@ from legroom.records import checkpoint_files, model_card
 from legroom.records.record import FITS, HOST, Record, evaluated_in, quality, shown_status, verdict_of
 from legroom.records.run_folder import MODEL_FOLDER, PAGE_FILES, log_name
 from legroom.report import predicted
+from legroom.report.page import settings
 from legroom.units import GIB, MIB, PARTS
 
 NARROWEST, WIDEST = 40, 100  # columns
@@ -63,7 +64,15 @@ def brief(
     lines += _generated(outcome)
     lines.append(_details(outcome, folder, printed, verbose))
     lines += _model(outcome, folder)
+    lines += _to_train(outcome)
     return "\n".join(lines)
+
+
+def _to_train(outcome: Record) -> list[str]:
+    """The command of the training that an estimate was of, unwrapped, to be copied; none for what does not fit."""
+    if outcome.estimate is None or outcome.error is not None:
+        return []
+    return [f"  {'Train':<{LABEL - 2}}{settings.to_train(outcome)}"]
 
 
 def _details(outcome: Record, folder: Path, printed: Collection[str], verbose: bool) -> str:

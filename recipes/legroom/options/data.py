@@ -99,7 +99,12 @@ def _missing_or_wrong_task(cfg: Config) -> str | None:
 def are_not_named(cfg: Config) -> bool:
     """Whether an estimate is asked before the files of its rows are: it needs their lengths alone, and takes random
     rows of data.seq_len tokens for them."""
-    return cfg.predicts and cfg.data.kind in data_sources.OWN_FILES and cfg.data.path is None
+    return cfg.predicts and are_to_be_named(cfg)
+
+
+def are_to_be_named(cfg: Config) -> bool:
+    """Whether the rows are a person's files, which data.path= does not name yet."""
+    return cfg.data.kind in data_sources.OWN_FILES and cfg.data.path is None
 
 
 def _ignored_keys(cfg: Config, given: Collection[str]) -> list[str]:

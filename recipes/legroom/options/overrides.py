@@ -54,6 +54,8 @@ def _takes_any_argument(argv: Sequence[str]) -> bool:
 
 def _quoted(text: str) -> str:
     key, equals, value = text.partition("=")
+    if key.partition("/")[0] == "experiment" and equals:  # the one group without a default
+        return f"+{text}"
     rule = keys.rule_of(key.lstrip("+"))
     if rule is not None and rule.kind is list and ONE_WORD.fullmatch(value) and value != "null":
         return f"{key}=[{value}]"

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from legroom import paths
 from legroom.config import Config
-from legroom.options import known_models, task
+from legroom.options import data, known_models, menus, model_families, model_names, task
 
 RANDOM = "random weights: "  # how the warning begins, which stands first in a summary
 WEIGHTS, ROWS = "YOUR_MODEL", "YOUR_ROWS"  # to be filled in by a person
+NOT_SIZES = ("model.pretrained", "model.attention", "model.dropout", "model.classes")
 OF_DUMMY = ("data", "data.samples", "data.eval_samples", "data.task")  # keys that other rows do not take as they are
 
 
@@ -47,21 +49,35 @@ def filled_in(overrides: Sequence[str], cfg: Config) -> list[str]:
     cfg: the configuration of these overrides. Where a size is typed, the model is no published one, and nothing is
     replaced.
     """
-    if not stands_in(cfg):
+    keys = [text.partition("=")[0].lstrip("+~") for text in overrides]
+    if any(key.startswith("model.") and key not in NOT_SIZES for key in keys):
         return list(overrides)
-    replaced = {"model"}
-    filled = [f"model.pretrained={source(cfg) or WEIGHTS}"]
-    if cfg.data.kind == "dummy":
+    replaced, filled = set(), []
+    if stands_in(cfg):
+        replaced.add("model")
+        filled.append(f"model.pretrained={source(cfg) or WEIGHTS}")
+    if cfg.data.kind == "dummy" and (filled or cfg.model.pretrained):
         replaced.update(OF_DUMMY)
-        if task.is_causal(cfg):
-            filled += ["data=chat", f"data.path={ROWS}.jsonl"]
-        else:
-            filled += ["data=text", f"data.path={ROWS}.csv"]
-    for text in overrides:
-        key = text.partition("=")[0]
-        plain = key.lstrip("+~")
-        if plain.startswith("model.") and plain not in ("model.attention", "model.dropout"):
-            return list(overrides)
-        if key not in replaced:
-            filled.append(text)
-    return filled
+        filled += ["data=chat" if _is_decoder(cfg) else "data=text", f"data.path={_rows(cfg)}"]
+    elif data.are_to_be_named(cfg):
+        filled.append(f"data.path={_rows(cfg)}")
+    return filled + [text for text in overrides if text.partition("=")[0] not in replaced]
+
+
+def _is_decoder(cfg: Config) -> bool:
+    """Whether the next token is predicted; of pretrained weights, whether their known family does that."""
+    if not cfg.model.pretrained or task.task(cfg) is not None:
+        return task.is_causal(cfg)
+    option = model_names.option(cfg.model.pretrained)
+    if option is None:
+        return True
+    return menus.option_values("model", option, [paths.CONF])["family"] not in model_families.ENCODERS
+
+
+def _rows(cfg: Config) -> str:
+    """A file to be filled in, of a kind that has what is trained on."""
+    if task.has_conversations(cfg) or (cfg.data.kind == "dummy" and _is_decoder(cfg)):
+        return f"{ROWS}.jsonl"
+    if task.task(cfg) in task.OF_TOKENS:
+        return f"{ROWS}.txt"
+    return f"{ROWS}.csv"

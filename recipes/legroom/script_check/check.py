@@ -3,20 +3,26 @@
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from legroom import invocation
 from legroom.config import Gpu
 from legroom.errors import Refusal
 from legroom.estimator.cards import gpu_of
 from legroom.estimator.step_estimate import MARGIN, StepEstimate
+from legroom.options import model_names
 from legroom.script_check import command, cuda_build, device, process
 from legroom.script_check.command import Program
 from legroom.script_check.interpreter import Environment
 
 STEPS = 2  # the first creates the optimizer's states, and the second is like every later one
 SECONDS = 600.0
+# What huggingface_hub and transformers say of a file that is not in the cache, without the network.
+NOT_IN_CACHE = ("in the cached files", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "outgoing traffic has been")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 MOST_YES = 3  # lines that are answered yes, one after the other, where no was the end
 
 
@@ -240,6 +246,22 @@ def last_decided(outcome: process.Outcome, answered: Sequence[str]) -> str | Non
     return None
 
 
+def _of_a_model_that_is_not_here(outcome: process.Outcome) -> str:
+    """What to do where the script asks the hub for files that are not in its cache; '' for other errors."""
+    text = f"{outcome.error}\n{outcome.output}"
+    if not any(sign in text for sign in NOT_IN_CACHE):
+        return ""
+    wanted = next((each for each in HUB_ID.findall(text) if model_names.option(each) is not None), None)
+    advice = (
+        " A check runs without the network. Fetch the small files first (hf download "
+        f"{wanted or 'MODEL'} --exclude '*.safetensors'; weights are not needed), or type --network."
+    )
+    if wanted is not None:
+        option = model_names.option(wanted)
+        advice += f" Of the sizes alone: {invocation.command(anywhere=True)} recipe=estimate model={option}."
+    return advice
+
+
 def why_not(outcome: process.Outcome, steps: int = STEPS) -> str:
     """Why there is no verdict, in a line: whose fault it was, and where."""
     error = outcome.error
@@ -257,7 +279,7 @@ def why_not(outcome: process.Outcome, steps: int = STEPS) -> str:
                 )
         if not outcome.error:
             error += "see what it printed"
-        return f"the script fails: {error}{_guessed(outcome)}"
+        return f"the script fails: {error}{_guessed(outcome)}{_of_a_model_that_is_not_here(outcome)}"
     if outcome.status == process.ENDED:
         if outcome.exit_code:  # it has said why: a wrong argument, mostly
             return (

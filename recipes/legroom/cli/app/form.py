@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from legroom.cli import help_text
 from legroom.cli.app import model_name
 from legroom.errors import Refusal
 from legroom.machine import gpu_specs
-from legroom.options import known_models, model_names
+from legroom.options import known_models, model_names, other_trainers, presets
 
 _TITLES = yaml_table.beside(__file__)
 MENUS: dict[str, str] = _TITLES["menus"]
@@ -23,6 +24,19 @@ NUMBERS = {
     "batch.per_device": ("Rows a GPU (batch)", 4, 2**14),
     "accumulation.steps": ("Accumulation steps", 1, 2**12),
 }
+# Overrides that a pasted text may add: what changes the memory of a step and has no field of its own.
+MORE = {
+    "adapter.alpha",
+    "adapter.bits",
+    "adapter.dora",
+    "adapter.dropout",
+    "adapter.rslora",
+    "adapter.targets",
+    "kernels",
+    "model.attention",
+    "parallelism.stage",
+}
+MORE_VALUE = re.compile(r"[\w.,\[\]-]{1,200}")
 RANK = ("adapter.rank", "Rank of the adapter", 16, 2**12)  # with an adapter
 LIMIT = ("launch.memory_limit_gib", "Use at most so many GiB of each", None, 2**10)
 MOST_GPUS = 1024
@@ -44,6 +58,7 @@ class Form:
         """What the page offers, in JSON's types."""
         return {
             "models": self._models(),
+            "presets": [_of_preset(preset) for preset in presets.presets()],
             "gpus": gpus(),
             "menus": [{"key": key, "title": title, "options": _options(key)} for key, title in MENUS.items()],
             "rank": dict(zip(("key", "title", "value", "largest"), RANK)),
@@ -94,6 +109,7 @@ class Form:
             if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= largest:
                 raise Refusal(f"{title} must be a number above 0 and at most {largest:,}.")
             overrides.append(f"{key}={limit:g}")
+        overrides += _more(values.get("more", []))
         if values.get("explain") is True:
             overrides.append("estimate.explain=true")
         return overrides
@@ -141,6 +157,73 @@ class Form:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(text)
         return folder
+
+
+def read(text: Any) -> dict[str, Any]:
+    """What a text that is meant for another trainer says: values of the form's fields, and what became of the rest.
+
+    Returns trainer; values; more: overrides for the estimate without a field; rest: those for the training alone;
+    assumed, left_out, unread: see `other_trainers.Reading`. Raises Refusal for a text of no known trainer.
+    """
+    if not isinstance(text, str):
+        raise Refusal("What was pasted must be a text.")
+    reading = other_trainers.read(text)
+    values, others = _fields(reading.overrides)
+    more = [override for override in others if override.partition("=")[0] in MORE]
+    return {
+        "trainer": reading.trainer,
+        "values": values,
+        "more": more,
+        "rest": [override for override in others if override not in more],
+        "assumed": reading.assumed,
+        "left_out": reading.left_out,
+        "unread": reading.unread,
+    }
+
+
+def _fields(overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """(the values of the form's fields, the overrides that are none of them)."""
+    values: dict[str, Any] = {}
+    others = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in ("model", "model.pretrained"):
+            values["model"] = value
+        elif key in MENUS or key in NUMBERS or key == RANK[0]:
+            values[key] = int(value) if value.isdecimal() else value
+        elif key == "parallelism" and value in MODES:
+            values |= {"mode": value, "gpus": 2}
+        elif key == "parallelism.num_processes":
+            values["gpus"] = int(value)
+        else:
+            others.append(override)
+    return values, others
+
+
+def _of_preset(preset: presets.Preset) -> dict[str, Any]:
+    """A preset as the page offers it: name, title, the values of the form's fields."""
+    values = yaml_table.read(paths.CONF / "experiment" / f"{preset.name}.yaml")
+    chosen = []
+    for entry in values["defaults"]:
+        chosen += [f"{menu.removeprefix('override /')}={option}" for menu, option in entry.items()]
+    chosen.append(f"model.pretrained={values['model']['pretrained']}")
+    chosen.append(f"data.seq_len={values['data']['seq_len']}")
+    per_device, effective = values["batch"]["per_device"], values["batch"]["effective"]
+    chosen.append(f"batch.per_device={per_device}")
+    chosen.append(f"accumulation.steps={effective // (per_device * preset.gpus)}")
+    fields, _ = _fields(chosen)
+    return {"name": preset.name, "title": preset.about, "values": fields | {"gpu": preset.gpu, "gpus": preset.gpus}}
+
+
+def _more(texts: Any) -> list[str]:
+    """Overrides that a pasted text has added. Raises Refusal for others than those in MORE."""
+    if not isinstance(texts, list):
+        raise Refusal("more: it must be a list of overrides.")
+    for text in texts:
+        key, _, value = str(text).partition("=")
+        if key not in MORE or not MORE_VALUE.fullmatch(value):
+            raise Refusal(f"{str(text)[:100]} cannot be set in the app.")
+    return [str(text) for text in texts]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The app's web server: four addresses, for this machine alone unless another host is named."""
+"""The app's web server: five addresses, for this machine alone unless another host is named."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 from legroom.cli.app import model_name
 from legroom.cli.app.estimates import Estimates, NotWanted
-from legroom.cli.app.form import Form
+from legroom.cli.app.form import Form, read
 from legroom.errors import Refusal
 from legroom.report.page import embed
 
@@ -79,16 +79,18 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, HTML, b"There is no such page. It may have been replaced: estimate again.")
 
     def do_POST(self) -> None:
-        """An estimate of what was chosen."""
+        """An estimate of what was chosen, or what a text for another trainer says."""
         if not self._allowed():
             return
         length = self.headers.get("Content-Length", "")
-        if self.path != "/estimate" or self.headers.get_content_type() != "application/json":
-            return self._close(404, "POST /estimate takes JSON.")
+        if self.path not in ("/estimate", "/read") or self.headers.get_content_type() != "application/json":
+            return self._close(404, "POST /estimate and /read take JSON.")
         if not length.isdecimal() or len(length) > MOST_DIGITS or int(length) > MOST_BYTES:
             return self._close(413, f"A request has at most {MOST_BYTES // 1024} KiB.")
         try:
             values = json.loads(self.rfile.read(int(length)))
+            if self.path == "/read":
+                return self._send_json(200, read(values.get("text")))
             overrides = self.server.form.overrides(values)
             advise = values.get("advise") is True
             result = self.server.estimates.answer(overrides, advise, self._client_is_gone)

@@ -113,6 +113,7 @@ def data(record: Record, folder: Path) -> dict[str, Any]:
         "settings": settings.compared(record),
         "command": settings.command(record),
         "estimate": settings.command(record, "recipe=estimate"),
+        "train": settings.to_train(record) if record.estimate is not None and record.program is None else None,
         "steps": steps(folder),
         "step": step,
         "problem": problem,

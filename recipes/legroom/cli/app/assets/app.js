@@ -25,10 +25,19 @@
   // Not sent: what the answer's speed is multiplied by.
   const planned = [["plan.tokens", "Millions of tokens to train on"], ["plan.price", "Price of a GPU and hour"]];
   const pasted = h("textarea", { name: "config", spellcheck: "false", placeholder: '{"model_type": "llama", "hidden_size": 4096, ...}' });
+  const foreign = h("textarea", { spellcheck: "false", rows: 5, placeholder: "trl sft --model_name_or_path ...\nor the YAML of axolotl or LLaMA-Factory" });
+  const said = h("div", { "aria-live": "polite" });  // what became of a pasted text, or of a file
+  const presets = h("select", { "aria-label": "preset" }, h("option", { value: "" }, "a training of your own"),
+    choices.presets.map((preset) => h("option", { value: preset.name, title: preset.title }, preset.name)));
+  const file = h("input", { type: "file", accept: ".jsonl,.json,.csv,.tsv,.txt" });
+  let extra = { more: [], rest: [], rows: "" };  // of a pasted text, and the name of a file
   const gpuTitle = (gpu) => `${gpu.device_name} (${number(gpu.memory_bytes / GIB, 3)} GiB)`;
 
   form.append(
-    h("h2", {}, "Model"),
+    field("Start from", presets),
+    h("details", {}, h("summary", { class: "quiet" }, "or from a command or a file of TRL, axolotl, LLaMA-Factory"), foreign,
+      h("button", { class: "action", type: "button", onclick: readForeign }, "Read it")), said,
+    h("h2", { style: "margin-top:14px" }, "Model"),
     field("A name, a hub id or a link", h("input", { name: "model", list: "known", value: "bert_large", spellcheck: "false", autocomplete: "off", onfocus: (event) => event.target.select() })), known,
     h("details", {}, h("summary", { class: "quiet" }, "or paste a config.json"), pasted),
     h("h2", { style: "margin-top:14px" }, "GPU"),
@@ -38,6 +47,7 @@
       field("Together as", select("mode", choices.modes.map((mode) => ({ name: mode.name, label: mode.name, title: mode.title })), "fsdp"))),
     field(`${choices.limit.title} (empty: all)`, h("input", { name: choices.limit.key, type: "number", min: 0, max: choices.limit.largest, step: "any" })),
     h("h2", { style: "margin-top:14px" }, "Data"),
+    field("Your rows (read here, sent nowhere)", file),
     ...choices.numbers.map((one) => field(one.title, h("input", { name: one.key, type: "number", min: 1, max: one.largest, value: one.value }))),
     ...choices.menus.map((menu) => h("fieldset", {}, h("legend", {}, menu.title), h("div", { class: "choices" },
       menu.options.map((option, index) => h("label", { title: option.title },
@@ -62,8 +72,63 @@
     if (values[choices.limit.key]) values[choices.limit.key] = Number(values[choices.limit.key]); else delete values[choices.limit.key];
     if (!values.config.trim()) delete values.config;
     if (values.adapter === "none") delete values[choices.rank.key];
+    if (extra.more.length) values.more = extra.more;
     return values;
   }
+
+  // --- where to start -------------------------------------------------------------------------------------
+
+  /** Fills in the form: fields that are not named get their first choice. */
+  function fill(values) {
+    for (const [name, value] of asTyped) if (form.elements[name] && !name.startsWith("plan.") && name !== "config") form.elements[name].value = values[name] ?? value;
+    if (values.mode) form.elements.mode.value = values.mode;
+    if (values[choices.rank.key]) form.elements[choices.rank.key].value = values[choices.rank.key];
+    pasted.value = "";
+    question += 1;
+    arrange();
+    update();
+  }
+  presets.addEventListener("change", (event) => {
+    event.stopPropagation();
+    const preset = choices.presets.find((one) => one.name === presets.value);
+    extra = { more: [], rest: [], rows: extra.rows };
+    said.replaceChildren(preset ? h("p", { class: "quiet" }, `${preset.title}.`) : "");
+    if (preset) fill(preset.values);
+  });
+  async function readForeign() {
+    let found;
+    try {
+      found = await (await fetch("/read", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text: foreign.value }) })).json();
+    } catch (error) {
+      found = { refused: "The server does not answer. Start it again in its terminal." };
+    }
+    if (found.refused) { said.replaceChildren(h("p", {}, found.refused)); return; }
+    extra = { more: found.more, rest: found.rest, rows: extra.rows };
+    const listed = (title, lines) => (lines.length ? h("li", {}, `${title}: `, h("code", {}, lines.join(", "))) : "");
+    said.replaceChildren(h("p", { class: "quiet" }, `Read as ${found.trainer}'s.`), h("ul", { class: "quiet" },
+      listed("not read", found.unread), listed(`${found.trainer}'s defaults`, found.assumed), listed("also taken over", [...found.more, ...found.rest]),
+      listed("without effect on memory and time", found.left_out)));
+    fill({ gpu: form.elements.gpu.value, ...found.values });
+  }
+  /** The lengths of a file's rows, counted here: about four characters are a token. */
+  file.addEventListener("change", async (event) => {
+    event.stopPropagation();
+    const chosenFile = file.files[0];
+    if (!chosenFile) return;
+    const text = await chosenFile.text(), CHARACTERS = 4;
+    let rows = text.split(/\n+/).filter((line) => line.trim());
+    if (/\.json$/i.test(chosenFile.name)) try { const whole = JSON.parse(text); rows = (Array.isArray(whole) ? whole : whole.data).map((row) => JSON.stringify(row)); } catch (error) { /* lines */ }
+    const tokens = rows.map((row) => Math.ceil(row.length / CHARACTERS)).sort((a, b) => a - b);
+    if (!tokens.length) { said.replaceChildren(h("p", {}, `${chosenFile.name} has no rows.`)); return; }
+    const most = tokens[Math.floor(0.95 * (tokens.length - 1))], all = tokens.reduce((sum, one) => sum + one, 0);
+    extra.rows = chosenFile.name;
+    form.elements["data.seq_len"].value = Math.max(64, 64 * Math.ceil(most / 64));
+    form.elements["plan.tokens"].value = Number((all / 1e6).toPrecision(3));
+    said.replaceChildren(h("p", { class: "quiet" }, `${chosenFile.name}: ${counted(tokens.length)} rows of about ${counted(all / tokens.length)} tokens, 95 % of at most ${counted(most)}, the longest of ${counted(tokens[tokens.length - 1])}, at four characters a token. Nothing was sent.`));
+    question += 1;
+    arrange();
+    update();
+  });
 
   // --- links ----------------------------------------------------------------------------------------------
 
@@ -129,6 +194,7 @@
     return () => { clearInterval(clock); };
   }
   form.addEventListener("input", (event) => {
+    if (!event.target.name) return;  // where to start: read when asked for
     if (event.target.name.startsWith("plan.")) { if (last) show(last, false); return; }
     question += 1;
     arrange(); clearTimeout(timer); timer = setTimeout(update, 450); });
@@ -224,7 +290,13 @@
   const figure = (value, name) => (value ? h("div", {}, h("b", {}, value), h("span", {}, name)) : "");
 
   /** The training that was estimated takes the same words. */
-  const trainCommand = ({ command, train }) => (command.includes("=pasted-model") ? command : train);
+  function trainCommand({ command, train }) {
+    const line = command.includes("=pasted-model") ? command : train;
+    const keys = new Set(extra.rest.map((text) => text.split("=")[0]));
+    const own = line.split(" ").filter((word) => !keys.has(word.split("=")[0]));
+    const rows = extra.rows ? `'${extra.rows.replaceAll("'", "'\\''")}'` : "";
+    return [...own, ...extra.rest].join(" ").replace(/YOUR_ROWS\.\w+/, (word) => rows || word);
+  }
 
   function parts(record) {
     const { memory, estimate } = record;

@@ -365,7 +365,7 @@ function compareCard(sweep, state, redraw) {
   }
   state.compare = (index) => { one.value = state.baseline; other.value = index; choose(); card.scrollIntoView({ behavior: "smooth" }); };
   const button = h("button", { class: "small", id: "compare", type: "button", onclick: () => show() }, "Compare");
-  const card = section("Two jobs", "Their memory over one step, each phase stretched to the same width, and what the second takes more (above zero) or less.",
+  const card = section("Two jobs", "Their memory over one step, with forward, backward and step drawn as wide in both, and how much more the second takes (below zero: less).",
     h("div", { class: "controls" }, one, swap, other, button), place);
   if ("IntersectionObserver" in window) {  // what nobody has scrolled to is not loaded
     const seen = new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) { seen.disconnect(); if (!place.childNodes.length) show(); } });
