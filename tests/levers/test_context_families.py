@@ -9,7 +9,7 @@ from legroom.errors import Refusal
 from legroom.options import model_families
 from legroom.parallelism import context
 
-FEW = ["deepseek_v2", "gemma3_text", "gpt2"]  # keys wider than values; windows; learned positions
+FEW = ["deepseek_v2"]  # keys wider than values
 OTHERS = sorted(model_families.CONTEXT - {*FEW})
 
 

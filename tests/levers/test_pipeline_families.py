@@ -9,7 +9,7 @@ from legroom.errors import Refusal
 from legroom.options import model_families
 from legroom.parallelism import pipeline
 
-FEW = ["gemma2", "gpt2"]  # windows, scaled embeddings and capped logits; learned positions
+FEW = ["gemma2"]  # windows, scaled embeddings and capped logits
 OTHERS = sorted(model_families.PIPELINE - {*FEW})
 
 

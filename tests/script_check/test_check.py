@@ -53,8 +53,8 @@ def notes(found) -> str:
     [
         scripts.PACKED_LSTM,
         scripts.TORCH_FUNC,
-        scripts.FLEX_ATTENTION,
-        scripts.THREAD,
+        pytest.param(scripts.FLEX_ATTENTION, marks=pytest.mark.slow),
+        pytest.param(scripts.THREAD, marks=pytest.mark.slow),
         scripts.STARTS_ANOTHER,
     ],
     ids=["packed LSTM", "torch.func", "flex attention", "a thread that moves to the GPU", "a process that trains"],
@@ -119,6 +119,7 @@ def test_a_script_that_catches_out_of_memory_goes_on_with_less(checked):
     assert "ran out of memory" in notes(found)
 
 
+@pytest.mark.slow
 def test_a_probe_that_runs_out_of_memory_changes_little(checked):
     probe = "try:\n    torch.empty(2**40, device='cuda')\nexcept torch.OutOfMemoryError:\n    pass\n"
     plain = checked(scripts.LLAMA + "train(llama().cuda())")
@@ -133,6 +134,7 @@ def test_a_probe_that_runs_out_of_memory_changes_little(checked):
 CHOOSES_ITS_CARD = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'\n" + scripts.LLAMA + "train(llama().cuda())"
 
 
+@pytest.mark.slow
 def test_a_card_that_the_script_chooses_is_there_if_the_machine_has_it(checked):
     alone = checked(CHOOSES_ITS_CARD)
     assert 'CUDA_VISIBLE_DEVICES to "1", and the machine has one card' in alone.why
@@ -168,7 +170,9 @@ def test_the_script_finds_the_card_that_was_asked_for(checked):
     assert f"TORCH {card.device_name} (7, 5)" in found.outcome.output
 
 
-@pytest.mark.parametrize(("text", "ranks"), [(scripts.DDP, 2), (scripts.FSDP2, 8)], ids=["DDP", "FSDP 2"])
+@pytest.mark.parametrize(
+    ("text", "ranks"), [pytest.param(scripts.DDP, 2, marks=pytest.mark.slow), (scripts.FSDP2, 8)], ids=["DDP", "FSDP 2"]
+)
 def test_one_rank_of_several_is_followed(checked, text, ranks):
     found = checked(text, launcher=torchrun(ranks))
     assert found.estimates, found.why
@@ -248,6 +252,7 @@ def test_weights_that_are_not_here_are_taken_to_be_there(checked):
     assert "only_a_configuration has no weights here" in notes(found)
 
 
+@pytest.mark.slow
 def test_what_an_optimizer_allocates_behind_its_closure_is_of_the_step(checked):
     found = checked(scripts.CLOSURE)
     (estimate,) = found.estimates.values()
@@ -255,6 +260,7 @@ def test_what_an_optimizer_allocates_behind_its_closure_is_of_the_step(checked):
     assert estimate.parts["parameters"] == estimate.parts["gradients"] == 4 * (1024 * 1024 + 1024) * 4
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_weights_behind_gc_freeze(checked):
     found = checked(scripts.FREEZES_GARBAGE)
     (estimate,) = found.estimates.values()
@@ -269,6 +275,7 @@ def test_what_a_model_generates_is_as_long_as_it_may_be(checked):
     assert "selects elements by values that nobody computed: all 32" in notes(found)
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_the_host_takes_no_memory_of_it(checked):
     found = checked(scripts.LARGE_ON_THE_HOST, memory_bytes=3 * 2**30)
     assert found.estimates, found.why
