@@ -28,7 +28,8 @@ class NoEmbedding(Passing):
 
     def __init__(self, like: nn.Module, width: int, dtype: torch.dtype):
         super().__init__(like)
-        self.width, self.dtype = width, dtype
+        self.width = width
+        self.dtype = dtype
 
     def forward(self, given: Tensor, *_: Any, **__: Any) -> Tensor:
         if given.is_floating_point():

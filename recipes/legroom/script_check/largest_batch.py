@@ -38,15 +38,15 @@ def largest(
             runs[batch] = checked(first.program, first.gpus, settings, [lever_of(batch)])
         return runs[batch]
 
-    found = {}
+    largest_batches = {}
     for name in first.gpus:
 
         def trial(batch: int, name: str = name) -> Trial:
             result = run(batch)
             return Trial([lever_of(batch)], result.estimates.get(name), result.why, settings.budget)
 
-        found[name] = _largest(trial, script_batch or FIRST)
-    return found
+        largest_batches[name] = _largest(trial, script_batch or FIRST)
+    return largest_batches
 
 
 def _batch_of(facts: Mapping[str, Any], flag: str | None) -> tuple[Callable[[int], Lever], int | None]:

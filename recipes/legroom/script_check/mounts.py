@@ -45,10 +45,10 @@ def _unescaped(path: str) -> str:
 def visible(mounts: list[Mount]) -> dict[str, Mount]:
     """Path -> the mount that a look-up of the path reaches. Mounts below a later one, or hidden by it, are left out."""
     children: dict[int, list[Mount]] = {}
-    known = {mount.identity for mount in mounts}
+    identities = {mount.identity for mount in mounts}
     roots = []
     for mount in mounts:
-        if mount.parent in known and mount.parent != mount.identity:
+        if mount.parent in identities and mount.parent != mount.identity:
             children.setdefault(mount.parent, []).append(mount)
         else:
             roots.append(mount)

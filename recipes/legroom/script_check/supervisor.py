@@ -38,7 +38,8 @@ def main() -> NoReturn:
     """arguments: descriptors. The first gives one line of JSON; when another line comes, or `legroom check` has ended,
     the command is ended. The second takes a line for each thing that is to be known of the start, and ends when the
     command has started, or has failed to."""
-    control, reports = int(sys.argv[1]), int(sys.argv[2])
+    control = int(sys.argv[1])
+    reports = int(sys.argv[2])
     for descriptor in (control, reports):
         os.set_inheritable(descriptor, False)
     with open(control, "rb", buffering=0, closefd=False) as file:

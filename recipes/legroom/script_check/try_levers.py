@@ -93,28 +93,28 @@ class Tryout:
 def levers_of(facts: Mapping[str, Any], gpu: Gpu) -> list[Lever]:
     """The levers of a script in the order in which they are taken: what changes the training least first."""
     bits = "bf16" if float(gpu.capability) >= BF16_CAPABILITY else "fp16"
-    found = ScriptLevers(facts)
+    script = ScriptLevers(facts)
     if facts.get("arguments"):
-        _of_arguments(found, facts["arguments"], bits)
+        _of_arguments(script, facts["arguments"], bits)
     else:
-        _of_code(found, facts, bits)
-    if found.model.get("attention") == "eager":
+        _of_code(script, facts, bits)
+    if script.model.get("attention") == "eager":
         changes = {"model": {"attention": "sdpa"}}
         in_code = 'attn_implementation="sdpa"'
-        found.add("attention", in_code, changes, "from_pretrained", free=True, attn_implementation="sdpa")
-    if found.flags.get("dtype", {}).get("value") == "float32":
-        found.add("weights", dtype="bfloat16")
-    if found.flags.get("use_peft", {}).get("value") is False:  # of TRL's ModelConfig
-        found.add("adapter", use_peft=True)
+        script.add("attention", in_code, changes, "from_pretrained", free=True, attn_implementation="sdpa")
+    if script.flags.get("dtype", {}).get("value") == "float32":
+        script.add("weights", dtype="bfloat16")
+    if script.flags.get("use_peft", {}).get("value") is False:  # of TRL's ModelConfig
+        script.add("adapter", use_peft=True)
         if host.has("bitsandbytes"):
-            found.add("adapter", use_peft=True, load_in_4bit=True)
+            script.add("adapter", use_peft=True, load_in_4bit=True)
 
     def place(lever: Lever) -> int:
         if lever.free:
             return -1
         return ORDER.index(lever.group)
 
-    return sorted(found.levers, key=place)
+    return sorted(script.levers, key=place)
 
 
 class ScriptLevers:
@@ -145,49 +145,49 @@ class ScriptLevers:
         self.add(group, keywords, {"arguments": new}, values["class"], free, **new)
 
 
-def _of_arguments(found: ScriptLevers, values: Mapping[str, Any], bits: str) -> None:
+def _of_arguments(script: ScriptLevers, values: Mapping[str, Any], bits: str) -> None:
     """Of a script with TrainingArguments, whose values these are."""
     if not values.get("bf16") and not values.get("fp16"):
-        found.add_argument(values, "precision", free=True, **{bits: True})
+        script.add_argument(values, "precision", free=True, **{bits: True})
     if not values.get("gradient_checkpointing"):
-        found.add_argument(values, "checkpointing", gradient_checkpointing=True)
+        script.add_argument(values, "checkpointing", gradient_checkpointing=True)
     optim = str(values.get("optim"))
     if optim == "adamw_torch":
-        found.add_argument(values, "optimizer", free=True, optim="adamw_torch_fused")
+        script.add_argument(values, "optimizer", free=True, optim="adamw_torch_fused")
     if optim.startswith("adamw_torch"):
         if host.has("bitsandbytes"):
-            found.add_argument(values, "optimizer", optim="adamw_bnb_8bit")
-        found.add_argument(values, "optimizer", optim="adafactor")
+            script.add_argument(values, "optimizer", optim="adamw_bnb_8bit")
+        script.add_argument(values, "optimizer", optim="adafactor")
     batch = values["per_device_train_batch_size"]
     steps = values["gradient_accumulation_steps"]
     for size in range(batch - 1, 0, -1):
         if batch % size == 0:  # the rows of an optimizer step stay the same
             accumulation = steps * batch // size
-            found.add_argument(
+            script.add_argument(
                 values, "batch", per_device_train_batch_size=size, gradient_accumulation_steps=accumulation
             )
 
 
-def _of_code(found: ScriptLevers, facts: Mapping[str, Any], bits: str) -> None:
+def _of_code(script: ScriptLevers, facts: Mapping[str, Any], bits: str) -> None:
     """Of a script that makes its optimizer itself, with Accelerate or without."""
     if facts.get("accelerator", {}).get("mixed_precision") == "no":
         keyword = {"mixed_precision": bits}
-        found.add("precision", f'mixed_precision="{bits}"', {"accelerator": keyword}, "Accelerator", True, **keyword)
-    if found.model.get("checkpointing") is False:
+        script.add("precision", f'mixed_precision="{bits}"', {"accelerator": keyword}, "Accelerator", True, **keyword)
+    if script.model.get("checkpointing") is False:
         changes = {"model": {"checkpointing": True}}
-        found.add("checkpointing", "model.gradient_checkpointing_enable()", changes, gradient_checkpointing=True)
+        script.add("checkpointing", "model.gradient_checkpointing_enable()", changes, gradient_checkpointing=True)
     plain_optimizers = [optimizer for optimizer in facts.get("optimizers") or () if optimizer["plain"]]
     if not plain_optimizers:
         return
     optimizer = plain_optimizers[0]
     if not optimizer["fused"]:
         in_code = f"torch.optim.{optimizer['name']}(..., fused=True)"
-        found.add("optimizer", in_code, {"optimizer": {"kind": "fused"}}, free=True)
+        script.add("optimizer", in_code, {"optimizer": {"kind": "fused"}}, free=True)
     if host.has("bitsandbytes"):
         in_code = f"bitsandbytes.optim.{optimizer['name']}8bit(...)"
         # use_8bit_adam: as the scripts of diffusers name it
-        found.add("optimizer", in_code, {"optimizer": {"kind": "8bit"}}, use_8bit_adam=True)
-    found.add("optimizer", f"transformers.Adafactor(..., {ADAFACTOR})", {"optimizer": {"kind": "adafactor"}})
+        script.add("optimizer", in_code, {"optimizer": {"kind": "8bit"}}, use_8bit_adam=True)
+    script.add("optimizer", f"transformers.Adafactor(..., {ADAFACTOR})", {"optimizer": {"kind": "adafactor"}})
 
 
 # --- trying -----------------------------------------------------------------------------------------

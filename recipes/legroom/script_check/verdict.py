@@ -102,8 +102,8 @@ def _notes(recording: Recording, fits: bool) -> list[str]:
     first = phases[0]
     last = phases[-1]
     if first["reserved"] > last["reserved"] and fits:
-        more = units.size(first["reserved"] - last["reserved"])
-        notes.append(f"loading and the first step reserve {more} more than a later step.")
+        difference = units.size(first["reserved"] - last["reserved"])
+        notes.append(f"loading and the first step reserve {difference} more than a later step.")
     caught = last["ooms"]
     if caught:
         times = "once" if caught == 1 else f"{caught} times"

@@ -46,8 +46,8 @@ def kernel(call: Call) -> str:
 
 def rules(capability: tuple[int, int]) -> tuple[bool, ...]:
     """Equal for capabilities that choose the same kernel, whatever is attended to."""
-    known = (8, 0) <= capability <= (12, 1)
-    return capability >= (7, 0), capability >= (8, 0), _small(capability), capability[0] in (9, 10), known
+    has_flash = (8, 0) <= capability <= (12, 1)
+    return capability >= (7, 0), capability >= (8, 0), _small(capability), capability[0] in (9, 10), has_flash
 
 
 def _small(capability: tuple[int, int]) -> bool:

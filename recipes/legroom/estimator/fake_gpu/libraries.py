@@ -60,6 +60,6 @@ def libraries_on(fake: FakeDevice, bitsandbytes: bool = True, flash_attention: s
 def paged_state(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
     """A paged optimizer state: managed memory that the driver moves between host and GPU, outside torch's allocator."""
     stride = torch.empty(shape, device="meta").stride()
-    made = fake_storages.empty(shape, stride, dtype, math.prod(shape) * dtype.itemsize, torch.device("cpu"))
-    made.is_paged = True  # type: ignore[attr-defined]  # bitsandbytes sets this attribute, and the ledger reads it
-    return made
+    state = fake_storages.empty(shape, stride, dtype, math.prod(shape) * dtype.itemsize, torch.device("cpu"))
+    state.is_paged = True  # type: ignore[attr-defined]  # bitsandbytes sets this attribute, and the ledger reads it
+    return state

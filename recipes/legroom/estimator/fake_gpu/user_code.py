@@ -124,9 +124,9 @@ class UserCode(TorchFunctionMode):
         return self.fake.device
 
     def _read(self, func: Callable, args: Any, kwargs: Any) -> Any:
-        known = known_values.value_of(args[0])
-        if known is not None:
-            return func(known, *args[1:], **kwargs)
+        value = known_values.value_of(args[0])
+        if value is not None:
+            return func(value, *args[1:], **kwargs)
         where = reading_line()
         if func in _ARRAYS:
             raise Refusal(

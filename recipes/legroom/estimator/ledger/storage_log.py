@@ -74,9 +74,9 @@ class StorageLog:
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
-        known = self._alive.get(storage_key(storage))
-        if known is not None and known[0]() is not None:
-            return known[1]
+        known_entry = self._entry_of_storage(storage)
+        if known_entry is not None:
+            return known_entry
         if storage.device.type == self._device_type:
             return self.add(storage, kind, preexisting)
         if getattr(tensor, "is_paged", False):  # bitsandbytes' paged optimizer states say they are on the CPU
@@ -129,17 +129,20 @@ class StorageLog:
         """A storage has changed its size: the old memory is freed, and new memory of `kind` is allocated."""
         if storage.device.type != self._device_type or storage.nbytes() == bytes_before:
             return
-        known = self._alive.get(storage_key(storage))
-        if known is not None and known[0]() is not None:
-            self.events.append((known[1], -1))
+        entry = self._entry_of_storage(storage)
+        if entry is not None:
+            self.events.append((entry, -1))
         self.add(storage, kind)
 
     def entry_of(self, tensor: torch.Tensor) -> StorageEntry | None:
         """The entry of a tensor's storage, if it has one."""
-        known = self._alive.get(storage_key(tensor.untyped_storage()))
-        if known is None:
+        return self._entry_of_storage(tensor.untyped_storage())
+
+    def _entry_of_storage(self, storage: torch.UntypedStorage) -> StorageEntry | None:
+        reference, entry = self._alive.get(storage_key(storage), (None, None))
+        if reference is None or reference() is None:  # one that is gone had the same address
             return None
-        return known[1]
+        return entry
 
     def move_preexisting_first(self) -> list[int]:
         """Move allocations that the last step saw late, but did not make, to the beginning of the step.

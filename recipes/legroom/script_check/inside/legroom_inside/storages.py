@@ -70,9 +70,9 @@ class StorageLog:
         if tensor.layout is not torch.strided or tensor.device.type != self.device_type:
             return None
         storage = tensor.untyped_storage()
-        known = self._alive.get(storage._cdata)
-        if known is not None and known[0]() is not None:
-            return known[1]
+        entry = self._entry_of_storage(storage)
+        if entry is not None:
+            return entry
         entry = self._add(storage, operation, phase)
         entry.may_be_kept = entry.may_be_kept and tensor.dtype not in INDICES
         return entry
@@ -98,19 +98,22 @@ class StorageLog:
         """A storage has another size: FSDP frees a gathered weight so, and allocates it again."""
         if storage.device.type != self.device_type or storage.nbytes() == before:
             return
-        known = self._alive.pop(storage._cdata, None)
-        if known is not None:
-            self.events.append((known[1], -1, self.phase.latest))
+        _, entry = self._alive.pop(storage._cdata, (None, None))
+        if entry is not None:
+            self.events.append((entry, -1, self.phase.latest))
         if storage.nbytes():
             self._add(storage, "resize_").kind = COPY
 
     def entry_of(self, tensor):
         if tensor.layout is not torch.strided or tensor.device.type != self.device_type:
             return None
-        known = self._alive.get(tensor.untyped_storage()._cdata)
-        if known is None:
+        return self._entry_of_storage(tensor.untyped_storage())
+
+    def _entry_of_storage(self, storage):
+        reference, entry = self._alive.get(storage._cdata, (None, None))
+        if reference is None or reference() is None:  # one that is gone had the same address
             return None
-        return known[1]
+        return entry
 
     def mark(self, value, kind, name=""):
         """Say what the tensors of a value are, also those inside of subclasses (DTensor, quantised states)."""
