@@ -162,8 +162,8 @@ def test_a_task_ends_with_the_command_that_started_it():
     assert not sweep.Sweep("s", (), os.getpid(), 0.0).command_runs()  # another process with its number
 
 
-def test_missing_clusters_are_refused_in_a_line(command, monkeypatch):
-    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))  # without SLURM's commands, where they are installed
+def test_missing_clusters_are_refused_in_a_line(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # without SLURM's commands, which may lie beside Python
     ended = command("-m", "hydra/launcher=submitit_slurm", *JOB, "train.seed=0,1", fork_server=None)
     assert ended.code == 2
     assert re.fullmatch("refused: submitit cannot start the jobs: .*srun.*", ended.err.strip())
