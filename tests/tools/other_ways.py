@@ -113,13 +113,7 @@ class Ways:
 
     def copy_options(self, copied: Sequence[str]) -> None:
         """Make copies of all options of some menus, and have them looked for as after --config-dir."""
-        for menu in copied:
-            (self.menus / menu).mkdir(parents=True, exist_ok=True)
-            for option in menus.options(menu, [paths.CONF]):
-                text = (paths.CONF / menu / f"{option}.yaml").read_text()
-                renamed, count = re.subn(rf"^name: {option}\b", f"name: my_{option}", text, flags=re.MULTILINE)
-                assert count == 1, f"{menu}/{option}.yaml has no line name:"
-                (self.menus / menu / f"my_{option}.yaml").write_text(renamed)
+        write_copies(self.menus, copied)
         paths.remember_menus([f"--config-dir={self.menus}"], [self.menus])
 
     def with_copies(self, chance: random.Random, overrides: Sequence[str]) -> tuple[str, ...]:
@@ -131,6 +125,17 @@ class Ways:
                 text = f"{menu}=my_{option}"
             ways.append(text)
         return tuple(ways)
+
+
+def write_copies(folder: Path, copied: Sequence[str]) -> None:
+    """Write copies of all options of some menus, under the name my_<option>, to a folder of menus."""
+    for menu in copied:
+        (folder / menu).mkdir(parents=True, exist_ok=True)
+        for option in menus.options(menu, [paths.CONF]):
+            text = (paths.CONF / menu / f"{option}.yaml").read_text()
+            renamed, count = re.subn(rf"^name: {option}\b", f"name: my_{option}", text, flags=re.MULTILINE)
+            assert count == 1, f"{menu}/{option}.yaml has no line name:"
+            (folder / menu / f"my_{option}.yaml").write_text(renamed)
 
 
 def _write(path: Path, lines: Sequence[str]) -> Path:

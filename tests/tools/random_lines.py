@@ -4,6 +4,7 @@ python tests/tools/random_lines.py                      3,000 lines, a few minut
 python tests/tools/random_lines.py --seed 7 --count 500
 python tests/tools/random_lines.py --whole 20           20 refused lines also as `python train.py ...`
 
+Some lines name a folder of a person's own options and experiments, and options of it, right or misspelt.
 A line may be refused, print something, or would run; not end in a traceback, or be refused late, raw, without way out.
 """
 
@@ -26,8 +27,11 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from checkout import ROOT
+
+import other_ways
 
 from legroom.cli import entry_point, help_text
 from legroom.cli import sweep as sweeps
@@ -66,6 +70,17 @@ HYDRA_OVERRIDES = """
     hydra.sweeper.params={presicion:'fp32,bf16'} hydra.verbose=[1,{a:2}] hydra.launcher=3 hydra.sweeper=3
     hydra.sweeper.params=3 hydra.verbose=3 hydra.sweeper.max_batch_size=x hydra.searchpath=[nope]
 """
+# Keys whose values are of their own kind, and a folder of one's own options.
+OWN_VALUES = """
+    data.bad_rows=skip data.bad_rows=refuse data.template_arguments={enable_thinking:false} train.on_nan=continue
+    data.template_arguments={a:[1,2],b:{c:d}} data.template_arguments={messages:1} precision.base=fp32
+    precision.weights=bf16 precision.adapter=bf16 precision.reduction=bf16 launch.preempted_exit_code=75
+"""
+OWN_MENUS, OWN_OPTIONS = "mine", ("precision", "optim", "adapter", "loss", "kernels", "checkpointing", "data", "model")
+OWN_FLAGS = [[f"--config-dir={OWN_MENUS}"], ["--config-dir", OWN_MENUS], ["-cd", OWN_MENUS]]
+OWN_FLAGS += [[f"hydra.searchpath=[{OWN_MENUS}]"], [f"hydra.searchpath=[nope,{OWN_MENUS}]"]]
+OWN_SHARE = 0.2  # of the lines with options of one's own
+EXPERIMENT = "# @package _global_\ndefaults:\n  - override /optim: my_sgd\ntrain:\n  max_steps: 2\n"
 PLAIN = PLAIN_TEXT.split()
 ODD = [*ODD_TEXT.split(), "", " ", "Müller", "日本", "🙂", "a b", "a\nb", "\t", "\x1b[31m", "\udcff", "x" * 3000]
 FLAGS = [*(flag.split() for flag in HYDRA_FLAGS.split("|")), *([flag] for flag in OTHER_FLAGS.split())]
@@ -87,6 +102,10 @@ def _line(chance: random.Random) -> list[str]:
         arguments.insert(chance.randint(0, len(arguments)), _changed(chance))
     if chance.random() < 0.25:
         arguments.insert(chance.randint(0, len(arguments)), chance.choice(("-m", "-m", "--multirun")))
+    if chance.random() < OWN_SHARE:
+        arguments.insert(chance.randint(0, len(arguments)), _own(chance))
+        if chance.random() < 0.85:  # else nobody finds it
+            arguments = [*chance.choice(OWN_FLAGS), *arguments]
     if chance.random() < 0.15:
         place = chance.randint(0, len(arguments))
         arguments[place:place] = chance.choice(FLAGS)
@@ -99,7 +118,18 @@ def _right(chance: random.Random) -> str:
         group = chance.choice(GROUPS)
         return f"{group}={chance.choice(sorted(menus.options(group, [CONF])))}"
     values = [f"{key.name}={key.value}" for key in help_text.keys_of(CONF / "config.yaml")]
-    return chance.choice([*values, "batch.per_device=2", "train.seed=1", "+experiment/guide=vanilla", "device=cpu"])
+    return chance.choice(
+        [*values, *OWN_VALUES.split(), "batch.per_device=2", "train.seed=1", "+experiment/guide=vanilla", "device=cpu"]
+    )
+
+
+def _own(chance: random.Random) -> str:
+    """A copy of an option or an experiment of one's own, at times misspelt."""
+    if chance.random() < 0.2:
+        return chance.choice(("+experiment=own", "+experiment=owm", "experiment=own", "+experiment/guide=own"))
+    menu = chance.choice(OWN_OPTIONS)
+    name = "my_" + chance.choice(sorted(menus.options(menu, [CONF])))
+    return f"{menu}={_typo(chance, name) if chance.random() < 0.3 else name}"
 
 
 def _changed(chance: random.Random) -> str:
@@ -241,6 +271,7 @@ def _no_jobs(argv: list[str]) -> Iterator[None]:
 def check_all(argvs: list[list[str]], processes: int = 1) -> Iterator[Outcome]:
     """`check` of every line, in a folder that is removed afterwards. In this process if one is enough."""
     with tempfile.TemporaryDirectory(prefix="legroom-lines-") as folder, contextlib.chdir(folder):
+        _write_own_menus(Path(OWN_MENUS))
         if processes == 1:
             yield from map(check, argvs)
             return
@@ -248,11 +279,18 @@ def check_all(argvs: list[list[str]], processes: int = 1) -> Iterator[Outcome]:
             yield from pool.imap(check, argvs, chunksize=10)
 
 
+def _write_own_menus(folder: Path) -> None:
+    other_ways.write_copies(folder, OWN_OPTIONS)
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "own.yaml").write_text(EXPERIMENT)
+
+
 def check_whole(outcome: Outcome) -> Outcome:
     """A refused line again, as `python train.py ...` in a process of its own."""
     start = time.monotonic()
     command = [sys.executable, str(ROOT / "train.py"), *outcome.argv]
     with tempfile.TemporaryDirectory(prefix="legroom-lines-") as folder:
+        _write_own_menus(Path(folder, OWN_MENUS))
         ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     seconds, problem = time.monotonic() - start, ""
     if ended.returncode != entry_point.REFUSED or "Traceback" in ended.stderr or "refused: " not in ended.stderr:
