@@ -43,7 +43,7 @@ from legroom.options import keys, menus
 from legroom.paths import CONF
 
 LIMIT_SECONDS = 2.0  # of a core, for a refusal beyond the start of the interpreter and the imports
-WAITING_SECONDS = 10.0  # by the clock, which other programs on the machine lengthen
+WAITING_SECONDS = 10.0  # by the clock, without the time in which other programs had the cores
 RAW = ("Traceback", "full_key", "object_type", "Error ", "Exception", "DictConfig", "NoneType", "\nusage:", "<class '")
 # What a refusal says to do, or which values there are.
 WAY_OUT = (
@@ -224,7 +224,7 @@ def _run(argv: list[str]) -> Outcome:
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     kind, problem, code = "prints", "", None
     with _no_jobs(argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        start, started = time.monotonic(), time.process_time()
+        start, started, queued = time.monotonic(), time.process_time(), _queued_seconds()
         try:
             code = entry_point.run(CONF)
         except JobStarts:
@@ -233,7 +233,8 @@ def _run(argv: list[str]) -> Outcome:
             code = stopped.code
         except BaseException:
             kind, problem = "failed", traceback.format_exc()
-        seconds, waited = time.process_time() - started, time.monotonic() - start
+        seconds = time.process_time() - started
+        waited = time.monotonic() - start - (_queued_seconds() - queued)
     text = "".join(stream.buffer.getvalue().decode("utf-8", "replace") for stream in (out, err))
     if kind == "prints" and code == entry_point.REFUSED:
         kind = "refused"
@@ -245,6 +246,14 @@ def _run(argv: list[str]) -> Outcome:
     elif kind == "prints" and "Traceback" in text:
         kind, problem = "failed", "a traceback was printed"
     return Outcome(argv, kind, text, seconds, problem, waited)
+
+
+def _queued_seconds() -> float:
+    """How long this thread could have run and other programs had the cores; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @contextlib.contextmanager
