@@ -117,10 +117,14 @@ def _draw_points(axes: Axes, table: Table, points: dict[int, tuple[float, float]
     """Every job's point, and the line through the best trade-offs."""
     line = [points[i] for i in best]
     axes.plot(*zip(*line), color=ORANGE, linewidth=1.2, drawstyle="steps-post", zorder=1)
+    chosen = set(best)
+    alike: dict[tuple[str, str], list[tuple[float, float]]] = {}  # (edge, inside) -> points, drawn at once
     for i, point in points.items():
-        edge = BLUE if i in best else PALE
+        edge = BLUE if i in chosen else PALE
         inside = "white" if table.rows[i].estimate else edge
-        axes.plot(*point, "o", color=inside, markeredgecolor=edge)
+        alike.setdefault((edge, inside), []).append(point)
+    for edge, inside in sorted(alike, key=lambda colours: colours[0] == BLUE):  # the best ones last, over the others
+        axes.plot(*zip(*alike[edge, inside]), "o", color=inside, markeredgecolor=edge)
     axes.margins(0.12)
     memory, speed = zip(*points.values())
     if _spans_powers_of_ten(memory):
