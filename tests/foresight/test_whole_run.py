@@ -105,3 +105,9 @@ def test_a_time_is_shown_in_the_unit_that_people_use(seconds, shown):
 def test_a_disk_that_is_slow_makes_the_longest_time():
     low, middle, high = run_parts.disk_seconds(16e9)
     assert low < middle < high and middle == 16.0
+
+
+def test_memory_of_other_processes_is_missing_on_the_card(predicted):
+    alone, beside = (predicted(*TINY, *more) for more in ([], ["gpu.used_gib=2"]))
+    assert alone.estimate.margin_bytes - beside.estimate.margin_bytes == 2 * 2**30
+    assert "gpu.used_gib" in predicted_texts.margin_text(beside)

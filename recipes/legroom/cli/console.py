@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
 LINE_SECONDS = 60.0  # between two lines where there is no terminal to draw on
+QUIET_SECONDS = 4.0  # after which an estimate says again what it does, where there is no terminal to draw on
 VERBOSE = False  # set by --verbose: the summary has all figures
 
 
@@ -40,7 +42,7 @@ class Console:
     label, number, jobs: in a sweep, the job's overrides, its number from 1, and the number of jobs (None: not known).
     quiet: draw nothing, for jobs that run at the same time, whose bars would overwrite each other.
     seconds_left(): in a sweep, until its end, as far as that is known. printed: the warnings that were printed, by a
-    sweep's earlier jobs too; each is printed once.
+    sweep's earlier jobs too; each is printed once. beats: off a terminal say every few seconds what is being done.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Console:
         quiet: bool = False,
         seconds_left: Callable[[], float | None] = lambda: None,
         printed: set[str] | None = None,
+        beats: bool = False,
     ):
         from rich.console import Console
 
@@ -69,13 +72,29 @@ class Console:
         self.answered = False  # whether the figures of an estimate have been printed
         self.progress = _progress(self, quiet)
         self.task = self.progress.add_task("starting", total=None, text="")
+        self.beats = beats and not self.draws and not quiet
+        self._ended = threading.Event()
+        self._spoke_at = self._began = time.monotonic()
 
     def __enter__(self) -> Console:
         self.progress.start()
+        if self.beats:
+            threading.Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:
+        self._ended.set()
         self.progress.stop()
+
+    def _beat(self) -> None:
+        """Say what is being done whenever nothing was said for some seconds."""
+        while not self._ended.wait(QUIET_SECONDS / 8):
+            now = time.monotonic()
+            if now - self._spoke_at >= QUIET_SECONDS:
+                self._spoke_at = now
+                with contextlib.suppress(OSError):
+                    text = f"{self.progress.tasks[0].description} ({now - self._began:.0f} s)"
+                    self.console.print(text, markup=False)
 
     def on_message(self, message: Message) -> None:
         """Show a message of the worker."""
@@ -112,12 +131,14 @@ class Console:
         """Print a warning, in a line of its own."""
         if not self.quiet and text not in self.printed:
             self.printed.add(text)
+            self._spoke_at = time.monotonic()
             with contextlib.suppress(OSError):
                 self.console.print(f"warning: {printable(text)}", style="yellow", markup=False)
 
     def _show(self, text: str) -> None:
         """Print a text of the worker as it is."""
         if not self.quiet:
+            self._spoke_at = time.monotonic()
             with contextlib.suppress(OSError):
                 self.console.print(printable(text, keep="\n\t"), markup=False)
 

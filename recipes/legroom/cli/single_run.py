@@ -106,7 +106,7 @@ def _run_and_report(folder: Path, job: Composed, before: record.Record | None = 
         return _refuse([f"{folder} holds another run's record, checkpoints or model. {advice}."])
     if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
         return run_nonzero_rank(job.record, job.problems)
-    display = console.Console()
+    display = console.Console(beats=job.cfg.predicts)
     try:
         with run_lock.hold(folder):
             kept = {}

@@ -7,8 +7,8 @@ from legroom.units import GIB
 
 
 def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> int:
-    """What CUDA's context, NCCL and a limit leave of a GPU for torch's allocator."""
-    free = gpu.memory_bytes - context(gpu)[0] - nccl_bytes
+    """What other processes, CUDA's context, NCCL and a limit leave of a GPU for torch's allocator."""
+    free = gpu.memory_bytes - context(gpu)[0] - nccl_bytes - int((gpu.used_gib or 0) * GIB)
     if memory_limit_gib is None:
         return free
     return min(free, int(memory_limit_gib * GIB))

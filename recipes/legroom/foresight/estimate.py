@@ -14,9 +14,11 @@ from legroom import invocation
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation, is_out_of_memory
 from legroom.estimator import explain
+from legroom.estimator.memory import allocator
 from legroom.estimator.speed import anatomy
-from legroom.foresight import advice, not_followed, prediction, shared_simulation
-from legroom.foresight.simulation import SimulatedStep
+from legroom.estimator.speed.operations import Tally
+from legroom.foresight import advice, first_verdict, not_followed, prediction, shared_simulation
+from legroom.foresight.simulation import NOBODY, Listener, SimulatedStep
 from legroom.machine.worker_environment import SIMULATIONS
 from legroom.records import record_file, step_file
 from legroom.records.messages import Estimated, Shown
@@ -38,7 +40,7 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
     progress.enter("load", "estimating")
     start = time.perf_counter()
     try:
-        simulated, timeline = shared_simulation.simulate_step(cfg, str(folder))
+        simulated, timeline = shared_simulation.simulate_step(cfg, str(folder), _listener(cfg, progress))
     except UnknownOperation as error:
         raise Refusal(not_followed.reason(cfg, error)) from error
     prediction.fill(cfg, outcome, simulated)
@@ -70,6 +72,19 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
         outcome.warnings.append(f"this machine's memory ran out while levers were tried. {ENDED}")
     if outcome.estimate is not None:
         outcome.estimate.seconds = time.perf_counter() - start
+
+
+def _listener(cfg: Config, progress: Any) -> Listener:
+    """Shows what is simulated, and the first verdict; nothing in a sweep."""
+    if SIMULATIONS in os.environ:
+        return NOBODY
+
+    def first(events: list[allocator.Request], tally: Tally | None) -> None:
+        line = first_verdict.text(cfg, events, tally)
+        if line:
+            progress.send(Shown(line, of_one_run=True))
+
+    return Listener(lambda text: progress.enter("load", f"estimating: {text}"), first)
 
 
 def _leave_answer(outcome: Record, folder: Path) -> None:

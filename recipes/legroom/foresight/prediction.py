@@ -109,7 +109,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
         if outcome.estimate.limit_bytes is not None:
             needed = (
                 f"{units.size(demand.peak_reserved_bytes)} are needed beside the context, and the limit "
-                f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {units.size(capacity)}"
+                f"(launch.memory_limit_gib, gpu.used_gib or PYTORCH_ALLOC_CONF) is {units.size(capacity)}"
             )
         message = f"it would not fit: {needed}. {units.size(demand.missing_bytes)} are missing."
         if cfg.compile:

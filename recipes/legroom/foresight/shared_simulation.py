@@ -21,7 +21,9 @@ from legroom.foresight.simulation import SimulatedStep
 from legroom.machine.worker_environment import SIMULATIONS
 
 
-def simulate_step(cfg: Config, folder: str) -> tuple[SimulatedStep, dict[str, Any]]:
+def simulate_step(
+    cfg: Config, folder: str, listener: simulation.Listener = simulation.NOBODY
+) -> tuple[SimulatedStep, dict[str, Any]]:
     """(`simulation.simulate_step` of an estimate, its timeline), which another job of this sweep may have simulated.
 
     What another job has simulated comes without its trace, which only estimate.explain reads.
@@ -31,7 +33,7 @@ def simulate_step(cfg: Config, folder: str) -> tuple[SimulatedStep, dict[str, An
     if file is not None and file.exists():
         values, seen = pickle.loads(file.read_bytes())
         return simulation.within(SimulatedStep(**(values | {"trace": None})), capacity, cfg.gpu.memory_bytes), seen
-    simulated = simulation.simulate_step(cfg, folder, capacity, record_origins=True, draw_lengths=True)
+    simulated = simulation.simulate_step(cfg, folder, capacity, True, True, listener)
     assert simulated.trace.origins is not None
     seen = timeline(simulated.trace.log, simulated.trace.origins)
     if file is not None:

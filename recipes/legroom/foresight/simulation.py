@@ -5,6 +5,7 @@ micro-batches of an accumulation two are enough: one that allocates the gradient
 ranks three are run, because only the last one sends the gradients.
 """
 
+import copy
 import functools
 import time
 from collections.abc import Callable
@@ -91,18 +92,36 @@ class SimulatedStep:
         return 2 * (self.model.trained_parameters or self.parameter_count) < self.parameter_count
 
 
-class _Timed:
-    """A function that notes how long it takes. seconds: of all calls."""
+@dataclass(frozen=True)
+class Listener:
+    """Follows a simulation that takes seconds.
 
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
+    show: called with what is simulated next. first: called with the requests to the allocator and the operations of the
+    step on the longest rows, before anything else is simulated; with None for the operations where they are not those
+    of the whole step.
+    """
+
+    show: Callable[[str], None]
+    first: Callable[[list[allocator.Request], Tally | None], None]
+
+
+NOBODY = Listener(lambda text: None, lambda events, tally: None)
+
+
+class _DataOnce:
+    """`dataset.build_data`, or what replaces it: builds the rows once, and notes how long that takes (seconds)."""
+
+    def __init__(self, build: Callable[..., Data]):
+        self.build = build
         self.seconds = 0.0
+        self._data: Data | None = None
 
-    def __call__(self, *args: Any) -> Any:
-        began = time.perf_counter()
-        result = self.function(*args)
-        self.seconds += time.perf_counter() - began
-        return result
+    def __call__(self, *args: Any) -> Data:
+        if self._data is None:
+            began = time.perf_counter()
+            self._data = self.build(*args)
+            self.seconds = time.perf_counter() - began
+        return self._data
 
 
 def simulate_step(
@@ -111,6 +130,7 @@ def simulate_step(
     capacity_bytes: int = UNLIMITED,
     record_origins: bool = False,
     draw_lengths: bool = False,
+    listener: Listener = NOBODY,
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
 
@@ -120,7 +140,13 @@ def simulate_step(
     written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    steps = simulate_ranks(cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths)
+    settings = folder, capacity_bytes, record_origins, draw_lengths
+    build_data = None
+    if listener is not NOBODY and _has_many_long_batches(cfg):
+        build_data = _DataOnce(dataset.build_data)
+        _first_look(cfg.as_written(), folder, capacity_bytes, listener, build_data)
+        listener = replace(listener, first=NOBODY.first)
+    steps = simulate_ranks(cfg.as_written(), *settings, listener, build_data)
     written = fullest_rank.of(cfg, steps)
     if not cfg.compile:
         return written
@@ -134,6 +160,24 @@ def simulate_ranks(cfg: Config, *settings: Any) -> list[SimulatedStep]:
     return [_simulate(cfg, rank, *settings) for rank in fullest_rank.simulated_ranks(cfg)]
 
 
+def _has_many_long_batches(cfg: Config) -> bool:
+    """Whether all micro-batches of an accumulation have to be simulated, since their rows differ in length, and one
+    rank is enough."""
+    is_uneven = cfg.data.kind not in ("dummy", "source")
+    return is_uneven and cfg.accumulation.steps > MICRO_BATCHES and len(fullest_rank.simulated_ranks(cfg)) == 1
+
+
+def _first_look(
+    cfg: Config, folder: str, capacity_bytes: int, listener: Listener, build_data: Callable[..., Data]
+) -> None:
+    """Simulate a step of two micro-batches on the longest rows, which need as much memory as many do."""
+    fewer = copy.copy(cfg)
+    fewer.accumulation = replace(cfg.accumulation, steps=MICRO_BATCHES)
+    (rank,) = fullest_rank.simulated_ranks(cfg)
+    without_time = replace(listener, first=lambda events, _: listener.first(events, None))
+    _simulate(fewer, rank, folder, capacity_bytes, listener=without_time, build_data=build_data)
+
+
 def _simulate(
     cfg: Config,
     rank: int,
@@ -141,6 +185,7 @@ def _simulate(
     capacity_bytes: int = UNLIMITED,
     record_origins: bool = False,
     draw_lengths: bool = False,
+    listener: Listener = NOBODY,
     build_data: Callable[..., Data] | None = None,
 ) -> SimulatedStep:
     """`simulate_step` of one rank of a configuration that is not compiled. build_data: see `setup.build`."""
@@ -148,7 +193,8 @@ def _simulate(
     fake = FakeDevice(gpu.kernel_rules, gpu.sm_count) if gpu else FakeDevice(None)
     with fake, fake_ranks.libraries_of(cfg, fake), fake_ranks.rank_of(cfg, fake, rank):
         make_arguments = functools.partial(fake_ranks.arguments_for, device=fake.device)
-        timed_data = _Timed(build_data or dataset.build_data)
+        listener.show("the rows and the model")
+        timed_data = build_data if isinstance(build_data, _DataOnce) else _DataOnce(build_data or dataset.build_data)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), timed_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         parameter_count = quantized.count(model)
@@ -165,6 +211,7 @@ def _simulate(
         enough = _simulated_micro_batches(steps) if even and split is None else steps
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         held = _input_tensors(largest, steps - enough if even else 0)
+        listener.show("two steps on the longest rows")
         tokens = _two_steps(training, trace, enough, held)
         events = trace.allocator_events() if gpu is not None and capacity_bytes else []
         del held
@@ -172,16 +219,20 @@ def _simulate(
         keeps = stored.after_steps(cfg, built, model, optimizer, trace, rows)
         of_mode = functools.partial(_tally_of_mode, cfg, loop)
         tally = of_mode(trace.step_tally(steps if split is None else len(trace.passes)), steps)
+        listener.first(events, tally)
         first_steps = drawn = evaluated = schedule = None
         if gpu is not None and draw_lengths and not even:
             settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
-            first_steps, drawn = uneven_lengths.draw(loop, fake, optimizer, steps, events, settings, of_mode)
+            first_steps, drawn = uneven_lengths.draw(
+                loop, fake, optimizer, steps, events, settings, of_mode, listener.show
+            )
         if draw_lengths:
             longest = data_loader.longest(rows, rows.train, args.train_batch_size * rows.ranks * steps)
             work = [run_schedule.work_of_rows(rows, longest, args.train_batch_size)]
             if first_steps is not None:
                 work += first_steps.work
             schedule = run_schedule.of(cfg, training, work, timed_data.seconds)
+            listener.show("the evaluation")
             evaluated = evaluation_memory.requests(cfg, training, fake, optimizer)
         if evaluated is not None:
             keeps = stored.with_evaluation(keeps, evaluated.events, evaluated.begin)

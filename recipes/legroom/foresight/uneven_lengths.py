@@ -83,6 +83,7 @@ def draw(
     longest_events: list[allocator.Request],
     settings: Settings,
     of_mode: Callable[[Tally, int], Tally] = lambda tally, _: tally,
+    show: Callable[[str], None] = lambda text: None,
 ) -> tuple[FirstSteps, DrawnSteps | None]:
     """Simulate steps on the first batches of the training and on the longest rows.
 
@@ -93,7 +94,7 @@ def draw(
 
     loop: of the raw recipe, after its first steps. micro_batches: of an optimizer step. longest_events: the requests of
     steps on the longest rows alone. settings: of the allocator. of_mode: adds to the operations of a step of so many
-    micro-batches what the parallelism adds.
+    micro-batches what the parallelism adds. show: called with what is done now.
     """
     trace = OpTrace(fake, loop.bare_model, optimizer)
     count = max(2, min(DRAWN_STEPS, DRAWN_BATCHES // micro_batches))
@@ -102,6 +103,7 @@ def draw(
     loop.loader.set_epoch(0)
     steps = accelerate_loop.chunks(loop.loader, micro_batches)
     for batches in steps:
+        show(f"rows of other lengths, step {len(ends) + 1} of {count}")
         lengths |= _shapes(batches)
         positions += sum(map(_positions, batches))
         filled += sum(batch.unpadded_everywhere for batch in batches)
@@ -125,6 +127,7 @@ def draw(
     if len(lengths) < 2:
         return first, None
     ends.append(step(loop, trace, longest[:LONGEST_BATCHES]))
+    show("the allocator, with batches in other orders")
     orders = _orders(len(ends))
     events = [trace.allocator_events_of(ends, order) for order in orders]
     return first, drawn_steps(len(orders[0]), events, max(0.0, 1 - filled / positions), longest_events, settings)
@@ -148,12 +151,20 @@ def drawn_steps(
 def _lacking(orders: list[list[allocator.Request]], needed_bytes: int, most_bytes: int, settings: Settings) -> int:
     """What a GPU with needed_bytes lacks for all orders, by bisection. most_bytes: so much more is enough."""
 
-    def suffices(more: int) -> bool:
-        return not any(allocator.replay(one, needed_bytes + more, settings).missing_bytes for one in orders)
+    lacking = 0
+    for order in orders:  # an order that lacks no more than those before it is replayed once
+        lacking = _lacking_in(order, needed_bytes, lacking, most_bytes, settings)
+    return lacking
 
-    if suffices(0):
-        return 0
-    low, high = 0, most_bytes
+
+def _lacking_in(order: list[allocator.Request], needed_bytes: int, low: int, high: int, settings: Settings) -> int:
+    """Between low and high, which is enough: what a GPU with needed_bytes lacks for an order."""
+
+    def suffices(more: int) -> bool:
+        return not allocator.replay(order, needed_bytes + more, settings).missing_bytes
+
+    if suffices(low):
+        return low
     while high - low > LACKING_PRECISION * needed_bytes:
         middle = (low + high) // 2
         if suffices(middle):

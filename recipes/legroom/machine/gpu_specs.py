@@ -9,7 +9,14 @@ from legroom import paths, yaml_table
 MENU = paths.CONF / "gpu"
 VARIANTS = Path(__file__).with_name("gpu_variants.yaml")
 # Keys of a GPU that no data sheet has: they say how it is used.
-NOT_OF_A_SHEET = ("host_factor", "machines", "machine_link_gb_per_second", "price_per_hour", "host_memory_gib")
+NOT_OF_A_SHEET = (
+    "host_factor",
+    "machines",
+    "machine_link_gb_per_second",
+    "price_per_hour",
+    "host_memory_gib",
+    "used_gib",
+)
 
 
 @functools.cache

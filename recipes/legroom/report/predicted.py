@@ -211,6 +211,9 @@ def _capacity(record: Record, estimate: Estimate) -> str:
     limit_gib = launch.get("memory_limit_gib")
     if limit_gib is not None:
         return f"{limit_gib:g} GiB (launch.memory_limit_gib)"
+    used_gib = (record.config.get("gpu") or {}).get("used_gib")
+    if used_gib:
+        return f"{units.size(estimate.limit_bytes)}, which other processes leave of {whole} (gpu.used_gib)"
     return f"a limit of {units.size(estimate.limit_bytes)} on {whole}"  # of PYTORCH_ALLOC_CONF
 
 
