@@ -7,10 +7,13 @@ import math
 
 import numpy
 import pytest
+from conftest import compose
 
 from legroom.cli import brief
 from legroom.foresight import run_parts, step_fit
+from legroom.foresight.search import present, runner
 from legroom.records import record_file
+from legroom.records.record import FITS, Estimate
 from legroom.report import predicted as predicted_texts
 
 TINY = ["gpu=a100_40gb", "model=bert_tiny", "batch.per_device=4", "data.seq_len=64", "model.positions=64"]
@@ -47,6 +50,25 @@ def test_the_parts_sum_to_the_run_and_cost_is_hours_times_price_times_gpus(predi
     assert f"Run {predicted_texts.run_text(run)}:" in text
     assert "500 steps" in text and "at 3 an hour" in text
     record_file.to_json(outcome)  # numbers of JSON, and not of numpy
+
+
+@pytest.mark.parametrize("by, first", [("hours", "short"), ("cost", "cheap")])
+def test_fit_orders_by_hours_or_by_cost(by, first):
+    """A run that evaluates more takes longer than its steps say; one on a cheaper card costs less."""
+    rows = {"short": searched(100.0, 2.0), "cheap": searched(200.0, 1.0)}
+    assert min(rows, key=lambda name: rows[name].order(by)) == first
+
+
+def searched(seconds, price):
+    """What fit has found for a card: a run of so many seconds, whose steps take 1 s, at a price per hour."""
+    parts = [run_parts.Part("steps", 1, (seconds, seconds, seconds), run_parts.PREDICTED)]
+    outcome = compose("recipe=estimate", *TINY).record
+    outcome.config["gpu"]["price_per_hour"] = price
+    outcome.whole_run = run_parts.sum_of(parts, 1, 1, price)
+    outcome.speed.tokens_per_second, outcome.speed.step_seconds_median = 100.0, 1.0
+    outcome.estimate = Estimate(True, 1, 2, FITS)
+    found = runner.Found(outcome, "")
+    return present.Searched(None, None, runner.Result([found], [], 0, 0))
 
 
 def test_rows_that_nobody_gave_have_no_run(predicted):

@@ -16,7 +16,7 @@ the best configuration of each.
     fit.top=5                    how many rows to print
     fit.gpus=4                   how many GPUs train together; [1,2,4] compares
     fit.prices={{l4_24gb:0.7}}     of a GPU and hour; then the table of several GPUs has the cost of a million tokens
-    fit.sort=cost                the table of several GPUs by cost; speed otherwise
+    fit.sort=cost                the table of several GPUs by cost, or by hours of the whole run; speed otherwise
 
 Exit code 0 when something fits, 3 when nothing does, 2 for a refusal.
 """

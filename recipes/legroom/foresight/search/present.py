@@ -137,12 +137,26 @@ def _figures(rows: list[Found], with_bounds: bool) -> dict[str, list[str]]:
     }
     if with_bounds:
         columns["bound by"] = [str(found.record.speed.bound_by or "") for found in rows]
+    columns |= _whole_runs(rows)
     costs = []
     for found in rows:
         cost = predicted.cost_of_million_tokens(found.record)
         costs.append("" if cost is None else units.two_digits(cost))
     if any(costs):
         columns[tables.COST] = costs
+    return columns
+
+
+def _whole_runs(rows: list[Found]) -> dict[str, list[str]]:
+    """Heading -> the cells of how long the whole run takes and what it costs, where that is known."""
+    runs = [found.record.whole_run for found in rows]
+    columns = {}
+    if any(runs):
+        columns["whole run"] = [
+            "" if run is None else predicted.duration_text(predicted.run_seconds(run)) for run in runs
+        ]
+    if any(run is not None and run.cost is not None for run in runs):
+        columns["its cost"] = ["" if run is None or run.cost is None else units.two_digits(run.cost) for run in runs]
     return columns
 
 
@@ -207,9 +221,12 @@ class Searched:
         return predicted.cost_of_million_tokens(self.best.record)
 
     def order(self, by: str) -> tuple[bool, float]:
-        """What rows are sorted by: those that fit first, by speed or by cost; the others by what they lack."""
+        """What rows are sorted by: those that fit first, by speed, cost or hours; the others by what they lack."""
         if not self.best.fits:
             return True, -self.best.estimate.margin_bytes
+        run = self.best.record.whole_run
+        if by == "hours" and run is not None:
+            return False, run.seconds
         if by == "cost":
             return False, math.inf if self.cost is None else self.cost
         return False, self.best.step_seconds

@@ -21,7 +21,7 @@ KEYS = (
     "fit.sort=speed",
     "fit.prices={a100_80gb:2}",
 )
-SORTED_BY = ("speed", "cost")
+SORTED_BY = ("speed", "cost", "hours")
 
 CHANGING = [key for key, dimension in DIMENSIONS.items() if dimension.changes_numbers]
 ASKED = [value for dimension in DIMENSIONS.values() for value in dimension.asked]
@@ -36,7 +36,7 @@ class Options:
     top: rows to print. keep: levers that are not searched. allow: levers that change the numbers a training computes,
     and modes of parallelism, which are searched all the same. gpus: the number of GPUs; over several, parallelism is
     searched. None: not given. counts: several numbers of GPUs, which are compared. sort: what several GPUs are sorted
-    by, speed or cost. prices: option of gpu -> price per hour.
+    by, speed, cost or hours of the whole run. prices: option of gpu -> price per hour.
     """
 
     top: int = 5
