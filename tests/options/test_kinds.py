@@ -29,6 +29,7 @@ NEEDS = {
     "hub": {"data.path": "a/b"},
     "auto": {"batch.effective": 8},
     "schedule_free": {"train.schedule": "constant"},
+    "peft": {"adapter.peft": {"peft_type": "IA3"}},
     "custom": {"optim.factory": "torch.optim.NAdam"},
     "pipeline": {"parallelism.schedule": "gpipe"},
 }

@@ -61,6 +61,8 @@ def told(tmp_path_factory):
                 needed.append("tracker.mode=disabled")
             if facts_of((group, option)).get("needs_constant_schedule"):
                 needed.append("train.schedule=constant")
+            if option == "peft":
+                needed.append("adapter.peft={peft_type: IA3}")
             if option == "custom":
                 needed.append("optim.factory=torch.optim.NAdam")
             if group == "parallelism" and option not in ("single", "dp"):

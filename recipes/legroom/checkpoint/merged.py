@@ -24,7 +24,8 @@ from legroom.parallelism import unwrap
 def save_adapter(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
     """Write an adapter that `peft.PeftModel.from_pretrained` opens. weights: the gathered ones of a sharded model."""
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    trains_embeddings = any("embed" in name and "lora_" not in name for name in trained)
+    prefix = unwrap.adapter_prefix(model)
+    trains_embeddings = any("embed" in name and prefix not in name for name in trained)
     for settings in model.peft_config.values():  # whoever opens it is in another folder
         base = paths.expanded(settings.base_model_name_or_path or "none")
         if base.is_dir():

@@ -86,7 +86,7 @@ def _whole_weights(model: Any) -> set[str]:
     names = set()
     for name, weight in base.named_parameters():
         is_needed = weight.requires_grad or (classifies and head.is_part(base, name))
-        if is_needed and "lora_" not in name and ".original_module." not in name:
+        if is_needed and unwrap.adapter_prefix(model) not in name and ".original_module." not in name:
             names.add(name.replace(f".modules_to_save.{adapter}", ""))
     return names
 

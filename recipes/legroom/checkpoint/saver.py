@@ -109,6 +109,9 @@ class Saver:
         best_step = self.best_step
         if best_step is None or best_step == step:
             return best_step
+        if not self._best_folder(best_step).is_dir():  # its weights were no numbers, though the evaluation was one
+            self.progress.warn(f"save.best: there is no checkpoint of step {best_step}, so the last weights stay.")
+            return None
         self.progress.enter("load", f"restoring step {best_step}, whose evaluation was the best")
         self.has_best_weights = True
         state.restore(self.loop, checkpoint_files.verify(self._best_folder(best_step)))

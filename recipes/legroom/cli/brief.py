@@ -268,6 +268,8 @@ def _setup(outcome: Record) -> str:
         option = (config.get(menu) or {}).get("name")
         if menu in NAMED_APART or option in OFF:
             continue
+        if menu == "adapter" and config["adapter"].get("peft"):
+            option = f"{option} {config['adapter']['peft'].get('peft_type')}"
         parts.append(option if menu in KNOWN_BY_NAME else f"{menu} {option}")
     for key in ("experts", "context"):
         if config["parallelism"].get(key):

@@ -235,7 +235,7 @@ class Checkpointing(Menu):
 
 @dataclass
 class Adapter(Menu):
-    kind: str = kinds("none", "lora", "qlora")
+    kind: str = kinds("none", "lora", "qlora", "peft")
     bits: int = one_of(4, 8)
     expert_bits: int | None = one_of(4, 8, 16)
     rank: int = at_least(1)
@@ -246,6 +246,7 @@ class Adapter(Menu):
     dora: bool = UNSET
     rslora: bool = UNSET
     modules_to_save: list[str] | None = UNSET
+    peft: Any = key(recorded="if set")  # a mapping, of any names
     learning_rate: float = at_least(0)
 
     @property

@@ -48,6 +48,7 @@ class Config(HasTarget):
     compile: bool = UNSET
     compile_mode: str = one_of("default", "max-autotune-no-cudagraphs")
     compile_regions: bool = UNSET
+    code: str | None = key(recorded="if set")
     device: str = one_of("auto", "cpu", "cuda", identity=(RUN, LABEL))
 
     @property

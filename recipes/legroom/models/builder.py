@@ -12,7 +12,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.models import architectures, head, moe, pretrained
+from legroom.models import architectures, head, moe, own_code, pretrained
 from legroom.models.pretrained import Warn
 from legroom.options import hooks, model_families
 from legroom.options.task import OF_ROWS
@@ -29,6 +29,7 @@ def configuration(cfg: Config) -> PretrainedConfig:
 
     Raises Refusal if pretrained weights cannot be found.
     """
+    own_code.run(cfg)
     model = cfg.model
     if model.pretrained:
         return pretrained.configuration(model.pretrained, cfg.predicts)

@@ -20,6 +20,11 @@ def base_model(model: Any) -> Any:
     return model
 
 
+def adapter_prefix(model: Any) -> str:
+    """What the names of an adapter's own weights have in them: `lora_`, or that of another tuner of peft."""
+    return getattr(getattr(model, "base_model", None), "prefix", None) or "lora_"
+
+
 def inner_optimizer(optimizer: Any) -> Any:
     """The optimizer without Accelerate's wrapper and DeepSpeed's inside it."""
     while hasattr(optimizer, "optimizer"):

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from legroom.compat import transformers_peft_private
 from legroom.config import Config
 from legroom.errors import Refusal
+from legroom.levers.adapter import tuners
 from legroom.levers.adapter.rules import ALL_LINEAR
 from legroom.models import head, moe, quantized, quantized_experts
 from legroom.models.builder import Construction
@@ -34,6 +35,9 @@ class Apply(Behaviour):
 
     def check_model(self, name: str, architecture: PretrainedConfig, task: str) -> None:
         adapter, mode = self.cfg.adapter, self.cfg.parallelism
+        if adapter.kind == "peft":  # its settings, before anything is read
+            transformers_peft_private.use_peft()
+            tuners.settings(self.cfg, [], None)
         if not moe.has_experts(architecture):
             if adapter.expert_rank:
                 raise Refusal(f"adapter.expert_rank={adapter.expert_rank}: {name} has no experts. Leave it out.")
@@ -78,6 +82,9 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
     _check_targets(cfg, model)
     adapter, classifies = cfg.adapter, type(model).__name__.endswith("ForSequenceClassification")
     whole = [*(adapter.modules_to_save or ()), *(head.modules(model) if classifies else ())]
+    task_type = peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM
+    if adapter.kind == "peft":
+        return _with_tuner(cfg, model, tuners.settings(cfg, whole, task_type))
     settings = peft.LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]  (any number)
@@ -88,7 +95,7 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
         use_rslora=adapter.rslora,
         modules_to_save=whole or None,
         fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),  # GPT-2's layers
-        task_type=peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM,
+        task_type=task_type,
     )
     try:
         with warnings.catch_warnings(), quantized_experts.looking_plain(model):
@@ -154,9 +161,27 @@ def _experts(cfg: Config, model: nn.Module) -> dict[str, Any]:
     }
 
 
+def _with_tuner(cfg: Config, model: Any, settings: Any) -> nn.Module:
+    """The model with another tuner of peft. settings: peft's own. Raises Refusal where it has none for a layer."""
+    import peft
+
+    asked = f"adapter.peft: {settings.peft_type.value} for this model"
+    try:
+        wrapped = peft.get_peft_model(model, settings)
+    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+        raise Refusal(f"{asked}: {(str(error) or type(error).__name__).splitlines()[0]}") from error
+    if not any(weight.requires_grad for weight in wrapped.parameters()):
+        raise Refusal(f"{asked} trains nothing. Name layers with target_modules.")
+    _cast_trained(cfg, wrapped)
+    _check_norms(cfg, unwrap.base_model(wrapped))
+    return wrapped
+
+
 def _plain_layers(cfg: Config, model: nn.Module) -> list[str]:
     """The linear layers that the targets name and that have no adapter: peft takes names that experts have for those
     of their tensors alone. And experts that have none."""
+    if cfg.adapter.kind == "peft":  # whose tuner chooses its layers itself
+        return []
     inner: Any = unwrap.base_model(model)
     targets = cfg.adapter.targets
     ends = tuple(f".{each}" for each in targets) if isinstance(targets, list) else "" if targets == ALL_LINEAR else ()
@@ -196,7 +221,7 @@ def _cast_trained(cfg: Config, model: nn.Module) -> None:
     )
     for name, weight in model.named_parameters():
         if weight.requires_grad:
-            weight.data = weight.data.to(of_adapter if "lora_" in name else of_weights)
+            weight.data = weight.data.to(of_weights if ".modules_to_save." in name else of_adapter)
 
 
 def _check_norms(cfg: Config, model: Any) -> None:

@@ -30,6 +30,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     adapter, found = cfg.adapter, []
     if not cfg.adapter.is_used:
         return []
+    if adapter.kind == "peft":
+        return _tuner_problems(cfg)
     gpu = cfg.target.gpu
     if (adapter.kind == "qlora") != bool(adapter.bits):
         kind, what = ("qlora", "no bits") if not adapter.bits else ("lora", f"bits: {adapter.bits}")
@@ -75,6 +77,27 @@ def _experts_problems(cfg: Config) -> list[str]:
     return lines
 
 
+def _tuner_problems(cfg: Config) -> list[str]:
+    """Settings of another tuner that are no mapping with its name; they are checked where peft is."""
+    typed = cfg.adapter.peft
+    example = "Type it as 'adapter.peft={peft_type: OFT, oft_block_size: 32}'."
+    if not isinstance(typed, dict) or not isinstance(typed.get("peft_type"), str):
+        return [f"adapter={cfg.adapter.name} needs the name of a tuner and its settings. {example}"]
+    if not all(isinstance(name, str) for name in typed):
+        return [f"adapter.peft={typed} is no mapping of names to values. {example}"]
+    if cfg.save.merge:
+        return [f"save.merge=true adds the matrices of LoRA, and adapter={cfg.adapter.name} has others. Leave it out."]
+    asked = task.task(cfg)
+    if asked not in (None, "language_modelling", *task.OF_ROWS):
+        return [f"adapter={cfg.adapter.name} is not supported with data.task={asked} yet. Leave one of them out."]
+    return []
+
+
+def not_tried(cfg: Config) -> str | None:
+    """Why `fit` leaves an adapter out."""
+    return "its settings are a person's own" if cfg.adapter.kind == "peft" else None
+
+
 def warnings(cfg: Config) -> list[str]:
     """A saved adapter is of no use without the weights that it was trained beside."""
     if not cfg.adapter.is_used:
@@ -96,9 +119,14 @@ def memory_levers(cfg: Config) -> list[Lever]:
 
 CONFLICTS = (
     Conflict(
-        "precision=fp8", "adapter=lora,qlora", ", whose layers stand in for the linear ones", "Choose precision=bf16."
+        "precision=fp8",
+        "adapter=lora,qlora,peft",
+        ", whose layers stand in for the linear ones",
+        "Choose precision=bf16.",
     ),
     Conflict("adapter=lora", "parallelism=fsdp_tp,pipeline", " yet", INSTEAD),
+    Conflict("adapter=peft", "parallelism=dp,fsdp,fsdp_tp,pipeline,zero", " yet", "Choose parallelism=ddp."),
+    Conflict("adapter=peft", "compile=true", " yet", "Choose adapter=lora, or leave compile out."),
     Conflict("adapter=qlora", "parallelism=fsdp_tp,pipeline", " yet", "Choose parallelism=fsdp, or ddp."),
     Conflict("adapter=qlora", "parallelism.stage=3", " yet", "Type parallelism.stage=2, or choose parallelism=fsdp."),
     Conflict(
@@ -120,7 +148,7 @@ CONFLICTS = (
     Conflict("adapter.dora=true", "adapter.bits=8", "", "Type adapter.bits=4, or leave adapter.dora out."),
 )
 
-SEARCH = (Dimension("adapter", 45, changes_numbers=True),)
+SEARCH = (Dimension("adapter", 45, changes_numbers=True, not_tried=not_tried),)
 
 
 def chosen(cfg: Config) -> bool:

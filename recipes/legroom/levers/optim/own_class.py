@@ -1,9 +1,6 @@
 """kind: factory: an optimizer of a person's own class, from a file or an installed package."""
 
 import importlib
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +8,7 @@ from torch.optim import Optimizer
 
 from legroom.config import Config
 from legroom.errors import Refusal
+from legroom.models import own_code
 
 
 def check(cfg: Config) -> None:
@@ -52,25 +50,8 @@ def _imported(option: str, factory: str) -> Any:
     file, colon, name = factory.rpartition(":")
     try:
         if colon:
-            return getattr(_module_of_file(file), name)
+            return getattr(own_code.load(file), name)
         package, _, name = factory.rpartition(".")
         return getattr(importlib.import_module(package), name)
     except Exception as error:  # whatever a person's own file raises
         raise Refusal(f"{option}: factory: {factory} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def _module_of_file(file: str) -> Any:
-    """The module of a file, run once in this process."""
-    name = f"legroom_own_{Path(file).stem}"
-    module = sys.modules.get(name)
-    if module is not None and module.__file__ == file:
-        return module
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, f"{file} is no file of Python"
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]  # half of it has run
-        raise
-    return module
