@@ -23,7 +23,7 @@ from processes import children_with
 from legroom.cli import commands
 from legroom.cli.app import child, command, model_name
 from legroom.cli.app.estimates import Estimates, NotWanted, _failed
-from legroom.cli.app.form import MODES, MOST_CONFIG_BYTES, Form
+from legroom.cli.app.form import MODES, MOST_CONFIG_BYTES, Form, read
 from legroom.cli.app.server import MOST_BYTES, Server
 from legroom.errors import Refusal
 from legroom.foresight import estimate_worker
@@ -154,6 +154,31 @@ def test_what_is_not_clear_has_options_to_click(form):
     with pytest.raises(model_name.Unclear) as refused:
         form.overrides(CHOSEN | {"model": "Qwen 32B"})
     assert set(refused.value.near) == {"qwen2_5_32b", "qwen3_32b"}
+
+
+def test_every_preset_is_a_question_that_the_form_takes(form):
+    for preset in form.choices()["presets"]:
+        values = CHOSEN | preset["values"]
+        overrides = form.overrides(values)
+        assert f"model.pretrained={values['model']}" in overrides and f"gpu={values['gpu']}" in overrides
+
+
+def test_settings_of_another_trainer_fill_in_the_form(form):
+    found = read(
+        "base_model: Qwen/Qwen3-8B\nadapter: qlora\nlora_target_modules: [q_proj]\nmicro_batch_size: 2\nrl: dpo"
+    )
+    assert found["trainer"] == "axolotl" and found["unread"] == ["rl: dpo"]
+    overrides = form.overrides(CHOSEN | found["values"] | {"more": found["more"]})
+    assert {"adapter=qlora", "batch.per_device=2", "adapter.targets=[q_proj]"} <= set(overrides)
+    assert "train.epochs=1" in found["rest"] and "train.epochs=1" in found["assumed"]
+
+
+@pytest.mark.parametrize(
+    "more", [["hydra.run.dir=/tmp"], ["adapter.targets=a b"], ["data.path=/etc/passwd"], "kernels=liger"]
+)
+def test_a_pasted_text_sets_nothing_else(form, more):
+    with pytest.raises(Refusal):
+        form.overrides(CHOSEN | {"more": more})
 
 
 def test_empty_request_is_refused(form):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import CONF, ROOT, compose
 
-from legroom.options import presets
+from legroom.options import overrides, presets
 
 NAMES = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
 QUICK = {"classify_8gb"}  # the others take seconds each
@@ -30,6 +30,11 @@ def test_every_preset_stands_in_the_tables(known, page):
     for preset in known.values():
         (row,) = [line for line in lines if line.startswith(f"| `{preset.name}` |")]
         assert preset.about in row
+
+
+def test_a_preset_needs_no_plus():
+    assert overrides.quoted(["experiment=chat_8b_24gb"]) == ["+experiment=chat_8b_24gb"]
+    assert not overrides.problems(overrides.quoted(["experiment=chat_8b_24gb"]), [CONF], False)
 
 
 @pytest.mark.parametrize("name", NAMES)

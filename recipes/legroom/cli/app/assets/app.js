@@ -25,8 +25,9 @@
   // Not sent: what the answer's speed is multiplied by.
   const planned = [["plan.tokens", "Millions of tokens to train on"], ["plan.price", "Price of a GPU and hour"]];
   const pasted = h("textarea", { name: "config", spellcheck: "false", placeholder: '{"model_type": "llama", "hidden_size": 4096, ...}' });
-  const foreign = h("textarea", { spellcheck: "false", rows: 5, placeholder: "trl sft --model_name_or_path ...\nor the YAML of axolotl or LLaMA-Factory" });
-  const said = h("div", { "aria-live": "polite" });  // what became of a pasted text, or of a file
+  const foreign = h("textarea", { spellcheck: "false", rows: 5, style: "width:100%", placeholder: "trl sft --model_name_or_path ...\nor the YAML of axolotl or LLaMA-Factory" });
+  const said = h("div", { "aria-live": "polite" });  // what became of a pasted text
+  const saidOfRows = h("div", { "aria-live": "polite" });
   const presets = h("select", { "aria-label": "preset" }, h("option", { value: "" }, "a training of your own"),
     choices.presets.map((preset) => h("option", { value: preset.name, title: preset.title }, preset.name)));
   const file = h("input", { type: "file", accept: ".jsonl,.json,.csv,.tsv,.txt" });
@@ -47,7 +48,7 @@
       field("Together as", select("mode", choices.modes.map((mode) => ({ name: mode.name, label: mode.name, title: mode.title })), "fsdp"))),
     field(`${choices.limit.title} (empty: all)`, h("input", { name: choices.limit.key, type: "number", min: 0, max: choices.limit.largest, step: "any" })),
     h("h2", { style: "margin-top:14px" }, "Data"),
-    field("Your rows (read here, sent nowhere)", file),
+    field("Your rows (read here, sent nowhere)", file), saidOfRows,
     ...choices.numbers.map((one) => field(one.title, h("input", { name: one.key, type: "number", min: 1, max: one.largest, value: one.value }))),
     ...choices.menus.map((menu) => h("fieldset", {}, h("legend", {}, menu.title), h("div", { class: "choices" },
       menu.options.map((option, index) => h("label", { title: option.title },
@@ -104,6 +105,7 @@
     }
     if (found.refused) { said.replaceChildren(h("p", {}, found.refused)); return; }
     extra = { more: found.more, rest: found.rest, rows: extra.rows };
+    presets.value = "";
     const listed = (title, lines) => (lines.length ? h("li", {}, `${title}: `, h("code", {}, lines.join(", "))) : "");
     said.replaceChildren(h("p", { class: "quiet" }, `Read as ${found.trainer}'s.`), h("ul", { class: "quiet" },
       listed("not read", found.unread), listed(`${found.trainer}'s defaults`, found.assumed), listed("also taken over", [...found.more, ...found.rest]),
@@ -119,12 +121,13 @@
     let rows = text.split(/\n+/).filter((line) => line.trim());
     if (/\.json$/i.test(chosenFile.name)) try { const whole = JSON.parse(text); rows = (Array.isArray(whole) ? whole : whole.data).map((row) => JSON.stringify(row)); } catch (error) { /* lines */ }
     const tokens = rows.map((row) => Math.ceil(row.length / CHARACTERS)).sort((a, b) => a - b);
-    if (!tokens.length) { said.replaceChildren(h("p", {}, `${chosenFile.name} has no rows.`)); return; }
+    if (!tokens.length) { saidOfRows.replaceChildren(h("p", {}, `${chosenFile.name} has no rows.`)); return; }
     const most = tokens[Math.floor(0.95 * (tokens.length - 1))], all = tokens.reduce((sum, one) => sum + one, 0);
     extra.rows = chosenFile.name;
     form.elements["data.seq_len"].value = Math.max(64, 64 * Math.ceil(most / 64));
     form.elements["plan.tokens"].value = Number((all / 1e6).toPrecision(3));
-    said.replaceChildren(h("p", { class: "quiet" }, `${chosenFile.name}: ${counted(tokens.length)} rows of about ${counted(all / tokens.length)} tokens, 95 % of at most ${counted(most)}, the longest of ${counted(tokens[tokens.length - 1])}, at four characters a token. Nothing was sent.`));
+    const whole = (value) => Math.round(value).toLocaleString("en");
+    saidOfRows.replaceChildren(h("p", { class: "quiet" }, `${chosenFile.name}: ${whole(tokens.length)} rows of about ${whole(all / tokens.length)} tokens, 95 % of at most ${whole(most)}, the longest of ${whole(tokens[tokens.length - 1])}, at four characters a token. Nothing was sent.`));
     question += 1;
     arrange();
     update();
@@ -195,6 +198,7 @@
   }
   form.addEventListener("input", (event) => {
     if (!event.target.name) return;  // where to start: read when asked for
+    presets.value = "";
     if (event.target.name.startsWith("plan.")) { if (last) show(last, false); return; }
     question += 1;
     arrange(); clearTimeout(timer); timer = setTimeout(update, 450); });
