@@ -60,6 +60,7 @@ CASES = {
     "llama_eval": f"recipe=accelerate {LLAMA} data.eval_samples=16 eval.batch=8",
     "llama_workers": f"recipe=trainer {LLAMA} data.workers=2 optim=sgd",
     "llama_offload": f"recipe=accelerate {LLAMA} checkpointing=offload",
+    "llama_fsdp": f"recipe=accelerate {LLAMA} parallelism=fsdp {TWO}",
     "llama_qlora": f"recipe=accelerate {LLAMA} adapter=qlora",
 }
 HEAD = """# The host's memory: predicted and measured

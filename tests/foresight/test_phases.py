@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conftest import compose
 
 from legroom.cli import brief
@@ -16,7 +18,7 @@ MODEL = 10 * GIB
 
 def kept(**more) -> Stored:
     """A rank with a model of 10 GiB in fp32 that it trains with AdamW."""
-    built = Built(loaded=MODEL, largest=GIB, output=0, stored=MODEL, trained=MODEL, adapted=0)
+    built = Built(loaded=MODEL, files=0, largest=GIB, output=0, stored=MODEL, trained=MODEL, adapted=0)
     values = dict(
         built=built,
         prepared=MODEL,
@@ -58,6 +60,16 @@ def test_every_rank_of_ddp_loads_the_whole_model_and_with_fsdp_rank_0_alone_does
     ddp = needs("loading", "parallelism=ddp", "parallelism.num_processes=4")
     fsdp = needs("loading", "parallelism=fsdp", "parallelism.num_processes=4")
     assert ddp == 4 * MODEL and MODEL <= fsdp <= MODEL + GIB
+
+
+def test_ranks_map_the_same_files_and_copy_weights_of_another_type():
+    typed = ["parallelism=ddp", "parallelism.num_processes=4"]
+    cfg = compose(*GPU, *typed).cfg
+    cfg.model.pretrained = "a/model"
+    same = kept(built=replace(kept().built, files=MODEL))
+    other = kept(built=replace(kept().built, files=MODEL // 2))
+    sizes = [sum(host.by_phase(cfg, each)["loading"].values()) for each in (same, other)]
+    assert sizes[1] - sizes[0] == 4 * MODEL - MODEL // 2
 
 
 def test_ranks_of_other_machines_do_not_count():
@@ -114,7 +126,7 @@ def test_the_screen_says_what_the_host_lacks(predicted, tmp_path):
 
 
 def test_a_phase_that_needs_more_than_the_step_decides():
-    built = Built(loaded=60 * GIB, largest=GIB, output=0, stored=50 * GIB, trained=0, adapted=0)
+    built = Built(loaded=60 * GIB, files=0, largest=GIB, output=0, stored=50 * GIB, trained=0, adapted=0)
     outcome = judged(stored=kept(built=built))
     estimate = outcome.estimate
     assert (estimate.verdict, estimate.decided_by, estimate.first_lacking) == (DOES_NOT_FIT, "loading", "loading")

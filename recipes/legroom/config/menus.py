@@ -322,7 +322,7 @@ class Parallelism(Menu):
 
     @property
     def steps_on_host(self) -> bool:
-        """Whether the optimizer's step is the host's, whose speed is not known."""
+        """Whether the optimizer's step is the host's, whose speed is assumed."""
         return bool(self.cpu_offload) or self.offload not in (None, "none")
 
     @property

@@ -98,20 +98,26 @@ def _common(cfg: Config, kept: Stored) -> Parts:
 def _loading(cfg: Config, kept: Stored) -> Parts:
     """Every rank builds the whole model in the host's memory, but for FSDP: there rank 0 alone does.
 
-    Layers in few bits are quantised one by one, so that no more than one is there whole.
+    Weights of another type than their files are copies of each rank; others are the files themselves, which all ranks
+    map alike (safetensors). Layers in few bits are quantised one by one, so that no more than one is there whole.
     """
     model = kept.built
-    random = 0
+    ranks = ranks_here(cfg)
+    files = {"the model's files": model.files}
+    whole = model.loaded
     if not cfg.model.pretrained:
-        random = model.output  # until it is tied
+        whole += model.output  # until it is tied
+    elif model.files == model.loaded:
+        whole = 0
     if cfg.parallelism.sharded:
         shards = kept.on_host[0]
         if kept.heap is not None:
             shards = model.stored
-        return {"the whole model on rank 0": model.loaded + random, "shards": ranks_here(cfg) * shards + model.largest}
+        return files | {"the whole model on rank 0": whole, "shards": ranks * shards + model.largest}
     if cfg.adapter.bits:
-        return {"a layer before it is quantised": ranks_here(cfg) * 2 * model.largest}
-    return {"the model on each rank": ranks_here(cfg) * (model.loaded + random)}
+        return files | {"a layer before it is quantised": ranks * 2 * model.largest}
+    of_ranks = "the model" if ranks == 1 else "the model on each rank"
+    return files | {of_ranks: ranks * whole}
 
 
 def _at_rest(cfg: Config, kept: Stored) -> Parts:

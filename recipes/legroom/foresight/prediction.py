@@ -9,8 +9,9 @@ from legroom.estimator import verdict
 from legroom.estimator.memory import allocator
 from legroom.estimator.memory.settings import UNLIMITED, limits_of
 from legroom.estimator.room import context, usable_bytes
-from legroom.estimator.speed import links, roofline
-from legroom.foresight import evaluation_memory, multiples, phases, whole_run
+from legroom.estimator.speed import roofline
+from legroom.estimator.speed.operations import Tally
+from legroom.foresight import evaluation_memory, host_step, multiples, phases, whole_run
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs
@@ -93,13 +94,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
         _fill_lengths(cfg, outcome, outcome.estimate, simulated.lengths)
     if 0 <= margin < (outcome.estimate.kept_bytes or 0):
         outcome.warnings.append(_why_tight(cfg, share, outcome.estimate, demand.releases))
-    if not cfg.parallelism.steps_on_host:  # the optimizer's step runs on the host, whose speed is not modelled
-        _fill_speed(cfg, outcome, simulated, outcome.estimate)
-    else:
-        copying = links.host_copies_seconds(simulated.tally, cfg.gpu)
-        outcome.warnings.append(
-            f"no time is predicted; the copies between GPU and host alone take about {copying * 1000:,.3g} ms a step."
-        )
+    _fill_speed(cfg, outcome, simulated, outcome.estimate)
     if demand.missing_bytes:
         outcome.status = "oom"
         needed = (
@@ -202,13 +197,22 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     without_room = max(0, reserved + simulated.paged_bytes - allocator_bytes(cfg))
     paging = roofline.Paging(simulated.paged_bytes, min(without_room, simulated.paged_bytes))
     model = roofline.predict_compiled if cfg.compile else roofline.predict
-    predict = functools.partial(model, paging=paging, beside_frozen=simulated.beside_frozen)
-    predicted = predict(simulated.tally, cfg.gpu, cfg.precision.timed_as, ranks)
+
+    def predict(tally: Tally) -> roofline.Prediction:
+        beside_frozen = simulated.beside_frozen
+        return model(tally, cfg.gpu, cfg.precision.timed_as, ranks, paging=paging, beside_frozen=beside_frozen)
+
+    def of_step(tally: Tally) -> roofline.Prediction:
+        if cfg.parallelism.steps_on_host:
+            return host_step.predicted(cfg, tally, predict)
+        return predict(tally)
+
+    predicted = of_step(simulated.tally)
     _enter_times(cfg, outcome, simulated, predicted)
     steps = [predicted]
     if simulated.first_steps is not None:
         first = simulated.first_steps
-        steps += [predict(tally, cfg.gpu, cfg.precision.timed_as, ranks) for tally in first.tallies]
+        steps += [of_step(tally) for tally in first.tallies]
         seconds = [each.step_seconds for each in steps[1:]]
         estimate.first_step_seconds = statistics.fmean(seconds)
         estimate.unpadded_tokens_per_second = first.unpadded_tokens / sum(seconds)
@@ -259,9 +263,6 @@ def notes(cfg: Config) -> list[str]:
         if (cfg.gpu.machines or 1) > 1:
             buffers += "; what it takes for the network between machines is not known"
         lines.append(f"{buffers}.")
-    if cfg.parallelism.steps_on_host:
-        key = "cpu_offload=true" if cfg.parallelism.cpu_offload else f"offload={cfg.parallelism.offload}"
-        lines.append(f"parallelism.{key}: the optimizer's step runs on the host, whose speed is not predicted.")
     if cfg.model.flash_attention:
         lines.append(
             f"model.attention={cfg.model.attention}: the figures are those of torch's own copy of its kernels, which "

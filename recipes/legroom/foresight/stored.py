@@ -25,13 +25,15 @@ CPU = torch.device("cpu")
 class Built:
     """A model as it is built, in bytes; `loaded` and `largest` are of the whole model, of all ranks together.
 
-    loaded: the weights in the type of `Config.model_dtype`, as they are read or made. largest: the largest of them.
+    loaded: the weights in the type of `Config.model_dtype`, as they are read or made. files: as their files have them;
+    0 for a model that is made. largest: the largest weight as it is loaded.
     output: the output layer, which a model with random weights has of its own until it is tied to the embeddings.
     stored: this rank's weights as they are trained, in few bits where they are quantised. trained: the whole of what is
     saved of them. adapted: of the layers beside which an adapter lies, as they are computed with.
     """
 
     loaded: int
+    files: int
     largest: int
     output: int
     stored: int
@@ -90,7 +92,11 @@ def built(cfg: Config, model: Any) -> Built:
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
             adapted += sum(quantized.counts(module.base_layer).values()) * compute.itemsize
     loaded = quantized.count(model) * dtype.itemsize  # with the other ranks' layers of a pipeline
-    return Built(loaded, largest, tied, stored, trained, adapted)
+    files = 0
+    if cfg.model.pretrained:
+        saved_as = getattr(model.config, "dtype", None) or torch.float32
+        files = quantized.count(model) * saved_as.itemsize
+    return Built(loaded, files, largest, tied, stored, trained, adapted)
 
 
 def after_steps(cfg: Config, sizes: Built, model: Any, optimizer: Any, trace: OpTrace, data: Data) -> Stored:
@@ -113,7 +119,8 @@ def after_steps(cfg: Config, sizes: Built, model: Any, optimizer: Any, trace: Op
     host_peak = 0
     heap = None
     if trace.fake.capability is None:
-        heap = _heap(trace.allocator_events(), [tensor.nbytes for tensor in [*trained, *states]])
+        peak = trace.ledger.parts()["peak_tensor_bytes"]
+        heap = _heap(trace.allocator_events(), peak, [tensor.nbytes for tensor in [*trained, *states]])
     else:
         on_host = (_bytes(_on_host(weights)), _bytes(_on_host(states)))
     if trace.host_log is not None:
@@ -131,12 +138,16 @@ def after_steps(cfg: Config, sizes: Built, model: Any, optimizer: Any, trace: Op
     )
 
 
-def _heap(requests: list[Request], saved: list[int]) -> Heap:
-    """What steps on a CPU keep resident. saved: the bytes of each tensor that a checkpoint copies."""
+def _heap(requests: list[Request], peak_bytes: int, saved: list[int]) -> Heap:
+    """What steps on a CPU keep resident. peak_bytes: of the tensors of the last step. saved: the bytes of each tensor
+    that a checkpoint copies.
+
+    In the replay DDP's first buckets last longer than they do, so what the heap adds counts beside `peak_bytes`.
+    """
     heap = host_heap.replay(requests)
-    step = heap.peak
+    step = peak_bytes + heap.peak - heap.most_held
     kept = heap.resident
-    heap.peak = 0
+    heap.peak = heap.resident
     for index, size in enumerate(saved):
         heap.allocate(("copy", index), size)
     return Heap(step, kept, heap.peak)
@@ -147,7 +158,7 @@ def with_evaluation(stored: Stored, events: list[Request], begin: int) -> Stored
     if stored.heap is None:
         return stored
     heap = host_heap.replay(events[:begin])
-    heap.peak = 0
+    heap.peak = heap.resident
     for key, size, *_ in events[begin:]:
         if size < 0:
             heap.free(key)

@@ -213,7 +213,7 @@ def test_what_is_typed_of_parallelism_is_kept():
         ("batch.effective=6", {"gpus": 4}, "Type batch.effective=4 or 8"),
         ("batch.effective=3 parallelism=ddp parallelism.num_processes=4", {}, "Type batch.effective=4,"),
         ("parallelism=dp", {}, "how many GPUs"),
-        ("parallelism=fsdp parallelism.num_processes=2 parallelism.cpu_offload=true", {}, "whose speed is not known"),
+        ("parallelism=fsdp parallelism.num_processes=2 parallelism.cpu_offload=true", {}, "whose speed is assumed"),
     ],
 )
 def test_words_that_contradict_each_other_are_refused(words, options, said, monkeypatch):

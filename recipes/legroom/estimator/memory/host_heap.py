@@ -25,17 +25,19 @@ HEADER = 8  # of a block
 LEAST = 32  # the smallest block
 # Of the bytes that alignment leaves over, one piece in so many is taken by a small object. Fitted to GPT-2's step, of
 # which mallinfo2 says that 355 of the heap's 943 MiB are free (docs/results/host_memory.md).
-TAKEN_ONE_IN = 4
-TAKEN_FOR = 1000  # requests, until the small object is freed
+TAKEN_ONE_IN = 8
+TAKEN_FOR = 1500  # requests, until the small object is freed
 PAGE = 4 * KIB
 
 
 @dataclass
 class HostHeap:
-    """Resident bytes of what is allocated and freed by key. peak: the most of them so far."""
+    """Resident bytes of what is allocated and freed by key. peak: the most of them so far; most_held: the most that was
+    asked for and not freed."""
 
     resident: int = 0
     peak: int = 0
+    most_held: int = 0
     _threshold: int = FIRST_THRESHOLD
     _end: int = 0  # of what the system has given to the heap
     _top: int = 0  # where the last block of the heap ends; from here to the end nothing is used
@@ -167,11 +169,17 @@ class HostHeap:
 def replay(requests: Iterable[tuple[int, ...]]) -> HostHeap:
     """The heap after requests as `OpTrace.allocator_events` has them: (key, bytes), and (key, -1) to free."""
     heap = HostHeap()
+    sizes: dict[int, int] = {}
+    held = 0
     for key, size, *_ in requests:
         if size < 0:
             heap.free(key)
-        else:
-            heap.allocate(key, size)
+            held -= sizes.pop(key, 0)
+            continue
+        heap.allocate(key, size)
+        sizes[key] = size
+        held += size
+        heap.most_held = max(heap.most_held, held)
     return heap
 
 

@@ -211,8 +211,8 @@ def _device_problems(cfg: Config) -> list[str]:
     if cfg.parallelism.steps_on_host:
         return [
             "fit searches for the fastest configuration, and with parallelism.cpu_offload or parallelism.offload the "
-            "optimizer's step runs on the host, whose speed is not known. Leave it out; recipe=estimate predicts the "
-            "memory of such a rank."
+            "optimizer's step runs on the host, whose speed is assumed. Leave it out; recipe=estimate says what such a "
+            "rank needs, and a time with that assumption."
         ]
     return []
 

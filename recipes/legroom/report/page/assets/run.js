@@ -9,6 +9,7 @@ function runPage(run, place) {
   if (record.error && !record.estimate) add(ended(run));
   if (record.estimate) add(verdict(record, run.verdict));
   else if (record.training.steps || !record.error) add(outcome(record));
+  add(phases(record));
   add(levers(record));
   if (run.step && run.step.timeline) {
     const timeline = new Timeline(run.step.timeline);
@@ -149,6 +150,23 @@ function memoryNote(record) {
   const ranks = record.memory.per_rank.length > 1 ? " Of rank 0." : "";
   const how = record.estimate ? "Simulated: every tensor that the step would allocate." : "Counted in one extra step after the training.";
   return `${how} Live tensors, in the order of their allocations and frees.${ranks}`;
+}
+
+/** What each phase of the training needs, on the device and on the host. */
+function phases(record) {
+  const memory = record.memory, estimate = record.estimate, rows = memory.phases || [];
+  if (!rows.length) return "";
+  const on_gpu = rows.some((row) => row.device_bytes != null);
+  const lacks = (row) => estimate && estimate.first_lacking === row.phase;
+  const parts = (row) => Object.entries(row.host_parts).sort((one, other) => other[1] - one[1]).map(([name, size]) => `${name} ${bytes(size)}`).join(", ");
+  const has = memory.host_memory_bytes ? ` A machine has ${bytes(memory.host_memory_bytes)}.` : " What a machine has is not known: gpu.host_memory_gib says it.";
+  const disk = memory.disk_bytes ? ` Checkpoints and the saved model take ${bytes(memory.disk_bytes)} of the disk.` : "";
+  return section("Phases", `The host's memory is that of all ranks of one machine together.${has}${disk}`, table([
+    { name: "phase", class: "name", key: (row) => rows.indexOf(row), text: (row) => row.phase + (lacks(row) ? ": lacks room" : "") },
+    ...(on_gpu ? [{ name: "one GPU", number: true, key: (row) => row.device_bytes || 0, text: (row) => row.device_bytes != null ? bytes(row.device_bytes) : "" }] : []),
+    { name: "host", number: true, key: (row) => row.host_bytes || 0, text: (row) => row.host_bytes ? bytes(row.host_bytes) : "" },
+    { name: "of which", key: parts, text: parts },
+  ], rows));
 }
 
 /** estimate.explain: what each option alone would save. */
