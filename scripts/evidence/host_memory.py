@@ -1,11 +1,12 @@
 """Predicted beside measured memory of the host: real trainings on the CPU at hand, and their estimates.
 
-    python scripts/evidence/host_memory.py [--records outputs/host_memory] [--only NAME ...] [--into docs/results]
+    python scripts/evidence/host_memory.py [--records outputs/host_memory] [--only NAME ...] [--again]
+        [--into docs/results]
 
 Each line of CASES is trained in processes of its own, while the resident memory of all of them is read every 30 ms:
 what is private or shared between them counts once (PSS), and of the files of the libraries, which other programs on the
-machine may map as well, the whole. Records are kept, so the same command goes on where it was stopped. Writes
-<into>/host_memory.md.
+machine may map as well, the whole. Records are kept, so the same command goes on where it was stopped; --again makes
+the estimates anew. Writes <into>/host_memory.md.
 """
 
 from __future__ import annotations
@@ -117,20 +118,21 @@ def predicted(overrides: list[str], folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())["memory"]
 
 
-def row(name: str, records: Path) -> dict[str, Any]:
-    """A case, measured and predicted; what was measured before is read."""
+def row(name: str, records: Path, again: bool) -> dict[str, Any]:
+    """A case, measured and predicted; what is there is read. again: predict anew."""
     saved = records / "gpt2_save" / "model"
     overrides = CASES[name].format(saved=saved).split()
     file = records / f"{name}.json"
     if not file.is_file():
         file.write_text(json.dumps({"measured": measured(overrides, records / name)}))
     figures = json.loads(file.read_text())
-    memory = predicted(overrides, records / f"{name}_estimate_{time.time_ns()}")
-    phase = max(memory["phases"], key=lambda one: one["host_bytes"] or 0)
+    if again or "predicted" not in figures:
+        memory = predicted(overrides, records / f"{name}_estimate_{time.time_ns()}")
+        phase = max(memory["phases"], key=lambda one: one["host_bytes"] or 0)
+        figures |= {"predicted": memory["host_needed_bytes"], "phase": phase["phase"]}
+        file.write_text(json.dumps(figures))
     shown = " ".join(override for override in overrides if override not in SHORT.split())
-    figures |= {"name": name, "overrides": shown.replace(str(saved), "SAVED")}
-    figures |= {"predicted": memory["host_needed_bytes"], "phase": phase["phase"]}
-    return figures
+    return figures | {"name": name, "overrides": shown.replace(str(saved), "SAVED")}
 
 
 def page(rows: list[dict[str, Any]]) -> str:
@@ -151,12 +153,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=Path, default=ROOT / "outputs" / "host_memory")
     parser.add_argument("--only", nargs="*", choices=list(CASES))
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "results")
     arguments = parser.parse_args()
     arguments.records.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in arguments.only or CASES:
-        rows.append(row(name, arguments.records.resolve()))
+        rows.append(row(name, arguments.records.resolve(), arguments.again))
         each = rows[-1]
         print(name, each["phase"], f"{each['predicted'] / MIB:.0f} {each['measured'] / MIB:.0f} MiB", flush=True)
     (arguments.into / "host_memory.md").write_text(page(rows))

@@ -7,7 +7,7 @@ from typing import Any
 from legroom import invocation, units
 from legroom.config import Config
 from legroom.foresight import prediction, simulation
-from legroom.records.record import Estimate, Record
+from legroom.records.record import STEP, Estimate, Record
 
 
 def largest(cfg: Config, folder: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def largest(cfg: Config, folder: str) -> dict[str, Any]:
 
 def _why_none(cfg: Config, outcome: Record, estimate: Estimate) -> str:
     """Why not even a batch of 1 fits."""
-    if outcome.error is not None and outcome.error.phase == "eval":
+    if outcome.error is not None and estimate.decided_by not in (None, STEP):
         return f"with any batch {outcome.error.message} {outcome.error.hint}"
     left = estimate.margin_bytes
     if left < 0:

@@ -15,7 +15,7 @@ from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import SearchSpace
 from legroom.options import own_weights
-from legroom.records.record import Estimate, verdict_of
+from legroom.records.record import HOST, verdict_of
 from legroom.report import predicted, screen_table, tables
 from legroom.units import MIB
 
@@ -66,7 +66,7 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
     if not result.rows:
         return "\n".join([*lines, "Nothing could be estimated.", *result.refused])
     if not result.fits:
-        lines += [_closest(result.rows[0].estimate), *_of_the_evaluation(result.rows[0])]
+        lines += [_closest(result.rows[0]), *_of_the_evaluation(result.rows[0])]
     lines += ["", results_table([(search, found) for found in result.rows]), ""]
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
@@ -79,8 +79,11 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def _closest(estimate: Estimate) -> str:
+def _closest(best: Found) -> str:
     """Why not even the best row fits."""
+    estimate = best.estimate
+    if estimate.decided_by == HOST and best.record.error is not None:
+        return f"Nothing fits. Of what comes closest {best.record.error.message} {best.record.error.hint}"
     if estimate.margin_bytes < 0:
         return f"Nothing fits. What comes closest misses by {units.size(-estimate.margin_bytes)}:"
     return (
