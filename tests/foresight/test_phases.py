@@ -167,3 +167,8 @@ def test_a_checkpoint_on_a_cpu_is_a_copy_beside_what_stays_resident():
     cfg = compose("recipe=estimate", "device=cpu", "save.every_steps=2").cfg
     parts = host.by_phase(cfg, kept(heap=Heap(step=9 * GIB, kept=4 * GIB, checkpoint=6 * GIB)))["checkpoint"]
     assert (parts["tensors"], parts["copies"]) == (4 * GIB, 2 * GIB)
+
+
+def test_processes_that_load_batches_are_counted_on_each_rank(predicted):
+    outcome = predicted("device=cpu", "model=gpt2_tiny", "data.workers=2")
+    assert of(outcome, "step")["host_parts"]["workers"] == 2 * host.WORKER_BYTES

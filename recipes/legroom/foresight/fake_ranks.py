@@ -51,6 +51,7 @@ def arguments_for(cfg: Config, folder: str, device: torch.device) -> TrainingArg
         transformers_trainer_private.set_arguments_device(args, device)
         args.dataloader_pin_memory = False
     args.dataloader_num_workers = 0  # two batches are read
+    args.dataloader_persistent_workers = False
     return args
 
 
