@@ -69,11 +69,11 @@ HEAD = """# The host's memory: predicted and measured
 Real trainings on a CPU, whose memory is the host's, with the figure of `recipe=estimate device=cpu` beside what all
 their processes had resident at most. A row is two steps; the phase is the one in which the estimate has its peak. Where
 a command has `model.pretrained=`, it loads what another row has saved. Measured on two cores of an AMD EPYC with torch
-2.13 and glibc 2.36; the size of the libraries, and the two numbers in the rule for the heap, were fitted to eight of the
-rows (marked *).
+2.13 and glibc 2.36; the size of the libraries, and the two numbers in the rule for the heap, were fitted to eight of
+the rows (marked *).
 
-Not explained: GPT-2 under FSDP, whose layers are gathered in blocks just below what malloc maps (a Llama with larger ones
-is near); and QLoRA on a CPU, where what quantising leaves in the heap is not replayed.
+Not explained: GPT-2 under FSDP, whose layers are gathered in blocks just below what malloc maps (a Llama with larger
+ones is near); and QLoRA on a CPU, where what quantising leaves in the heap is not replayed.
 """
 FITTED = (
     "gpt2",
