@@ -83,9 +83,10 @@ def built(cfg: Config, model: Any) -> Built:
     stored = sum(each.nbytes for each in _local(model.parameters()))
     trained = sum(weight.numel() * weight.element_size() for weight in model.parameters() if weight.requires_grad)
     output = unwrap.base_model(model).get_output_embeddings()
+    weight = getattr(output, "weight", None)  # a stage of a pipeline may have no output layer
     tied = 0
-    if output is not None and getattr(model.config, "tie_word_embeddings", False):
-        tied = output.weight.numel() * dtype.itemsize
+    if weight is not None and getattr(model.config, "tie_word_embeddings", False):
+        tied = weight.numel() * dtype.itemsize
     adapted = 0
     compute: torch.dtype = getattr(torch, cfg.precision.compute_dtype)
     for module in model.modules():
