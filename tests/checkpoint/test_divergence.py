@@ -260,3 +260,12 @@ def test_which_rate_is_advised(rate, lower):
     cfg = compose(*small("model=gpt2_tiny", "data=source", f"train.learning_rate={rate}")).cfg
     assert train.lower_rate(cfg) == pytest.approx(lower)
     assert f"train.learning_rate={lower:g}" in train.lower_rate_hint(cfg)
+
+
+@pytest.mark.parametrize("rate, refused", [("9e15", False), ("1e16", True), ("1e30", True)])
+def test_a_rate_whose_checkpoint_could_not_be_opened_is_refused(rate, refused):
+    """Else the last good checkpoint of what diverges would be named, and refused where it is resumed."""
+    problems = compose("device=cpu", f"train.learning_rate={rate}").problems
+    assert [line.startswith("train.learning_rate=1e+") and "Type one near" in line for line in problems] == [
+        True
+    ] * refused

@@ -28,7 +28,7 @@ Job = Callable[..., tuple[Record | None, list[str]]]  # (folder, *overrides) -> 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 SIGNALLED = ("train.max_steps=60", "train.log_seconds=0", "tracker=local", "measure.ledger=false")
 START_SECONDS, END_SECONDS = 180, 60
-RATES = ("1e6", "1e12", "1e20", "1e30")
+RATES = ("1e4", "1e8", "1e12", "8e15")
 DIVERGING = ("train.max_steps=6", "save.every_steps=1", "save.keep=2", "save.final=true", "measure.ledger=false")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from legroom.config import Config
 from legroom.options import hooks
+from legroom.records import checkpoint_values
 
 # Between those of GPT-3's sizes of 125 M and 6.7 B parameters (Brown et al. 2020, arXiv 2005.14165, table 2.1).
 FROM_SCRATCH_LEARNING_RATE = 3e-4
@@ -59,6 +60,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Settings that would be ignored."""
     lines = _schedule_problems(cfg) + _fall_problems(cfg)
     rate = cfg.train.learning_rate
+    if rate is not None and rate > checkpoint_values.LARGEST:
+        lines.append(
+            f"train.learning_rate={rate:g} is larger than any that a checkpoint holds "
+            f"({checkpoint_values.LARGEST:.0e}), and no training survives it. Type one near 1e-3."
+        )
     for section in ("adapter", "model") if cfg.adapter.is_used else ("model",):
         key = f"{section}.learning_rate"
         # A resumed training keeps the rate that it began with.
