@@ -166,7 +166,10 @@ def _on_host_hint(cfg: Config, phase: str) -> str:
         return ON_HOST[phase]
     if cfg.parallelism.steps_on_host:
         key = "cpu_offload=false" if cfg.parallelism.cpu_offload else "offload=none"
-        return f"Type parallelism.{key} with more GPUs, adapter=lora or precision=bf16_pure; or take a larger host."
+        smaller = "adapter=lora"
+        if cfg.precision.kind != "bf16_pure":
+            smaller += " or precision=bf16_pure"
+        return f"Type parallelism.{key} with more GPUs, {smaller}; or take a larger host."
     if phase == "loading" and cfg.parallelism.world_size > 1 and not cfg.parallelism.sharded:
         return "Type parallelism=fsdp, where rank 0 alone loads the whole model; or adapter=qlora."
     return "Type precision=bf16_pure or adapter=qlora, choose a smaller model, or take a larger host."
