@@ -98,6 +98,7 @@ def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):
         ["model=bert_tiny", "model.width=64", "adapter=qlora", "adapter.bits=8", "precision=bf16_pure"],
         ["model=llama_tiny", "precision=bf16", "checkpointing=selective", "model.layers=2"],
         ["model=llama_tiny", "precision=bf16", "checkpointing=selective_half", "model.layers=2"],
+        ["model=llama_tiny", "precision=bf16", "checkpointing=full", "checkpointing.mlp_tiles=4", "model.layers=2"],
         [
             "model=llama_tiny",
             "precision=bf16",

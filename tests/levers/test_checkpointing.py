@@ -174,6 +174,58 @@ def test_offload_keeps_nothing_of_a_layer_but_a_copy_of_its_hidden_states(monkey
         assert one is not None and weight.grad is not None and torch.equal(one, weight.grad)
 
 
+# --- tiles ---------------------------------------------------------------------------------------------
+
+LONG = ["model=llama_tiny", "model.feed_forward=256", "model.layers=2"]
+
+
+@pytest.mark.parametrize("words", [LONG, ["model=gpt2_tiny", "model.layers=2"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("name", ["none", "full"])
+def test_tiles_have_the_loss_and_the_gradients_of_the_whole(words, name):
+    found = []
+    for tiles in ("null", "3"):  # of 32 tokens: the last part is shorter
+        asked = small("recipe=accelerate", *words, f"checkpointing={name}", f"checkpointing.mlp_tiles={tiles}")
+        training = setup.build(compose(*asked).cfg, tempfile.mkdtemp())
+        assert isinstance(training.loop, accelerate_loop.Loop)
+        training.model.train()
+        loss = training.model(**next(iter(training.loop.loader))).loss
+        loss.backward()
+        found.append((loss, [weight.grad for weight in training.model.parameters()]))
+    (loss, gradients), (tiled_loss, tiled_gradients) = found
+    torch.testing.assert_close(tiled_loss, loss, rtol=1e-6, atol=0)
+    for one, other in zip(gradients, tiled_gradients):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-7)
+
+
+def test_tiles_keep_no_inner_activations_and_compute_products_again():
+    inner = 4 * 64 * 256 * 4  # bytes of one inner activation of a layer, of which there are several
+    for name in ("none", "full"):
+        whole, products = counted(*LONG, f"checkpointing={name}")
+        tiled, tiled_products = counted(*LONG, f"checkpointing={name}", "checkpointing.mlp_tiles=4")
+        assert whole["peak_tensor_bytes"] - tiled["peak_tensor_bytes"] > inner
+        assert tiled["flops"] == whole["flops"], "model FLOPs do not count a recomputation"
+        assert tiled_products["products"] > products["products"]
+        assert tiled_products["attention"] == products["attention"]
+
+
+def test_tiles_are_refused_where_there_are_none():
+    cfg = compose(*small("recipe=accelerate", "model=bert_tiny", "checkpointing.mlp_tiles=2")).cfg
+    with pytest.raises(Refusal, match="no feed-forward layers"):
+        setup.build(cfg, tempfile.mkdtemp())
+    for words in ("checkpointing=selective", "compile=true", "parallelism=fsdp_tp parallelism.num_processes=2"):
+        problems = compose("device=cpu", "model=llama_tiny", "checkpointing.mlp_tiles=2", *words.split()).problems
+        assert any("checkpointing.mlp_tiles=2" in line for line in problems), (words, problems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["recipe=trainer precision=bf16", f"parallelism=fsdp {TWO}", "adapter=lora"])
+def test_tiles_lose_the_same(train, kept, words):
+    words = ["model=llama_tiny", *words.split()]
+    record = train(*words, "checkpointing=full", "checkpointing.mlp_tiles=4", *STEPS).record
+    others = [word for word in words if not word.startswith("recipe")]
+    assert record.training.losses == pytest.approx(kept(*others), rel=1e-3 if "bf16" in " ".join(words) else 1e-6)
+
+
 # --- estimates -----------------------------------------------------------------------------------------
 
 

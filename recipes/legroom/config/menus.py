@@ -231,6 +231,7 @@ class Checkpointing(Menu):
     kind: str = kinds("none", "selective", "full", "offload")
     every_n_layers: int = at_least(1, identity=(RUN, LABEL))
     every_n_products: int = at_least(1, identity=(RUN, LABEL))
+    mlp_tiles: int | None = key(identity=(RUN, LABEL), minimum=2)
 
 
 @dataclass

@@ -90,10 +90,16 @@ def test_only_what_computes_the_same_is_searched_unless_more_is_allowed():
         "optim.in_backward": in_backward,
         "adapter": "adapter=none",
     }
-    assert search.count() == 3 * (2 * 2 - 1) * 2 * 3, "eager attention is tried with the standard loss alone"
+    assert search.count() == 4 * (2 * 2 - 1) * 2 * 3, "eager attention is tried with the standard loss alone"
     said = present.heading(search)
     assert "compute the same" in said and "fit.allow=[precision,optim,optim.in_backward,adapter] also searches" in said
     assert planned("optim=sgd").pinned["optim"] == "optim=sgd"
+
+
+@pytest.mark.parametrize("tokens, searched", [(4096, None), (8192, [None, 8])])
+def test_feed_forward_layers_in_tiles_are_searched_for_long_rows(tokens, searched):
+    search = planned("batch.effective=1", f"data.seq_len={tokens}", f"model.positions={tokens}", "loss=standard")
+    assert search.values.get("checkpointing.mlp_tiles") == searched
 
 
 def test_a_lever_that_is_both_kept_and_allowed_is_refused():
@@ -104,14 +110,9 @@ def test_a_lever_that_is_both_kept_and_allowed_is_refused():
 @pytest.mark.slow
 def test_what_is_left_open_and_allowed_is_searched():
     search = planned("batch.effective=12", allow=ALL)
-    others = (
-        "parallelism",
-        "parallelism.experts",
-        "parallelism.context",
-        "parallelism.sync_each_batch",
-        "optim.in_backward",
-    )
-    assert [*search.values] == [lever for lever in space.DIMENSIONS if lever not in others]
+    elsewhere = {lever for lever in space.DIMENSIONS if lever.startswith("parallelism")}
+    elsewhere |= {"optim.in_backward", "checkpointing.mlp_tiles"}
+    assert [*search.values] == [lever for lever in space.DIMENSIONS if lever not in elsewhere]
     assert set(search.pinned) == {"optim.in_backward"}
     assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
     assert set(search.values["precision"]) == set(menus.options("precision", [CONF])) - {"fp8"}
@@ -120,7 +121,7 @@ def test_what_is_left_open_and_allowed_is_searched():
     assert all(name in left for name in set(menus.options("optim", [CONF])) - set(search.values["optim"]))
     assert search.values["checkpointing"] == ["full", "none", "selective", "selective_half"]
     assert search.values["adapter"] == ["lora", "none", "qlora"]
-    assert search.count() == 5 * 3 * (2 * 2 - 1) * 6 * 3 * 3
+    assert search.count() == 5 * 4 * (2 * 2 - 1) * 6 * 3 * 3
     assert "as fit.allow asks for" in present.heading(search)
 
 
@@ -152,11 +153,11 @@ def test_an_optimizer_step_inside_the_backward_pass_is_found():
 
 
 def test_what_is_typed_or_kept_is_pinned():
-    of_gpus = {key for key in space.DIMENSIONS if key.startswith("parallelism")}
+    elsewhere = {key for key in space.DIMENSIONS if key.startswith("parallelism")} | {"checkpointing.mlp_tiles"}
     words = ["optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", "loss=standard"]
     search = planned(*words, keep=("precision",))
     assert list(search.values) == ["checkpointing"]
-    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing"} - of_gpus
+    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing"} - elsewhere
     assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
 
 

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from legroom.compat import torch_private, transformers_models_private
 from legroom.errors import Refusal
 from legroom.estimator.ledger import outside_autograd
-from legroom.models import architectures
+from legroom.models import architectures, tiled_mlp
 from legroom.options.hooks import Behaviour
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "grouped_mm_fallback")
@@ -19,6 +19,8 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "grouped_m
 
 class Apply(Behaviour):
     def check_model(self, name: str, architecture: PretrainedConfig, task: str) -> None:
+        if self.cfg.checkpointing.kind == "none":
+            return
         kind = architectures.model_class(architecture, task)
         if kind is not None and not kind.supports_gradient_checkpointing:
             raise Refusal(
@@ -33,7 +35,10 @@ class Apply(Behaviour):
 
     def model_on_device(self, model: Any) -> None:
         chosen = self.cfg.checkpointing
-        enable(model, chosen.kind, chosen.every_n_layers or 1, chosen.every_n_products or 1)
+        if chosen.kind != "none":
+            enable(model, chosen.kind, chosen.every_n_layers or 1, chosen.every_n_products or 1)
+        if chosen.mlp_tiles:
+            tiled_mlp.enable(model, chosen.mlp_tiles)
 
 
 def enable(model: Any, kind: str, every_n_layers: int = 1, every_n_products: int = 1) -> None:

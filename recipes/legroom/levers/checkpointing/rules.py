@@ -11,6 +11,7 @@ COSTS = {
     "full": Cost.RECOMPUTATION,
     "offload": Cost.HOST_COPIES,
 }
+LONG_ROW = 8192  # tokens
 COPIES = "what its copies between GPU and host take differs by machine, from a fifth to nearly all of the link's rate"
 
 
@@ -61,6 +62,26 @@ CONFLICTS = (
         "Choose checkpointing=full, or parallelism=fsdp.",
     ),
     Conflict(
+        "checkpointing.mlp_tiles",
+        "checkpointing=selective,selective_half",
+        ", which keeps the products of these layers",
+        "Choose checkpointing=full.",
+    ),
+    Conflict("checkpointing.mlp_tiles", "compile=true"),
+    Conflict("checkpointing.mlp_tiles", "parallelism=dp,fsdp_tp,pipeline", " yet"),
+    Conflict(
+        "checkpointing.mlp_tiles",
+        "parallelism.stage=3",
+        ", which gathers weights inside the layers",
+        "Type parallelism.stage=2, or choose parallelism=fsdp.",
+    ),
+    Conflict(
+        "checkpointing.mlp_tiles",
+        "parallelism.wrap=size",
+        ", which gathers weights inside the layers",
+        "Type parallelism.wrap=layer.",
+    ),
+    Conflict(
         "checkpointing=selective,selective_half",
         "parallelism.wrap=size",
         ", which gathers weights inside the layers",
@@ -76,11 +97,20 @@ def reason_not_to_try(cfg: Config) -> str | None:
     return None
 
 
-SEARCH = (Dimension("checkpointing", 20, not_tried=reason_not_to_try),)
+def has_long_rows(cfg: Config) -> bool:
+    """Whether fit tries tiles: of short rows, the inner activations of one feed-forward layer are few. Mixtures have
+    none of these layers, or few."""
+    return (cfg.data.seq_len or 0) >= LONG_ROW and not cfg.model.experts
+
+
+SEARCH = (
+    Dimension("checkpointing", 20, not_tried=reason_not_to_try),
+    Dimension("checkpointing.mlp_tiles", 21, values=(None, 8), refuses_others=True, has_effect=has_long_rows),
+)
 
 
 def chosen(cfg: Config) -> bool:
-    return cfg.checkpointing.kind != "none"
+    return cfg.checkpointing.kind != "none" or bool(cfg.checkpointing.mlp_tiles)
 
 
 hooks.register_module("checkpointing", globals())
