@@ -22,7 +22,7 @@ def outcome():
     made = compose("device=cpu", "precision=bf16", "model=bert_large").record
     made.status = "ok"
     made.training = Training(10, 40, 400, [1.0, 0.5], 0.5)
-    made.speed = Speed(3, 7, 0.5, 0.4, 0.6, 8.0, 80.0, 10**12, 0.25, 5.0)
+    made.speed = Speed(3, 7, 0.5, 0.4, 0.6, 8.0, 80.0, 10**12, 0.25, train_seconds=5.0)
     made.memory = Memory(
         parameters_bytes=GIB * 3 // 2,
         gradients_bytes=GIB,

@@ -147,7 +147,7 @@ def describe(conf: Path) -> str:
     for group in GROUPS:
         files = options_of(conf, group)
         lines.append(group)
-        lines += [f"  {path.stem:<18}{first_line(path)}" for path in files]
+        lines += [f"  {path.stem:<17} {first_line(path)}" for path in files]
         lines += _shared_keys(group, files)
     for group, experiments in sorted(overrides.experiments([conf, *paths.own_menus()]).items()):
         lines.append(f"+{group}=   (a whole configuration; 'glob(*)' with -m runs them all)")
@@ -197,6 +197,8 @@ def keys_of(path: Path) -> list[Key]:
         indent, name, value, comment = match.groups("")
         if not indent:
             section = "" if value else name
+        elif not value:  # a list in the lines below
+            value = "..."
         if value and (section or name) not in NOT_LISTED:
             listed.append(Key(f"{section}.{name}" if section else name, value, comment))
     return listed

@@ -74,7 +74,8 @@ def _sizes(cfg: Config) -> Model | None:
     if option is None:
         return None
     values: dict[str, Any] = yaml_table.read(paths.CONF / "model" / f"{option}.yaml")
-    return Model(**{key: values.get(key) for key in Model.__dataclass_fields__})
+    sizes: dict[str, Any] = {key: values.get(key) for key in Model.__dataclass_fields__}
+    return Model(**sizes)
 
 
 def least_parameters(cfg: Config) -> int:
