@@ -50,14 +50,23 @@ deepspeed: examples/deepspeed/ds_z2_config.json
             "model.pretrained=Qwen/Qwen2.5-0.5B data=hub data.path=trl-lib/Capybara train.learning_rate=0.0002 "
             "train.epochs=1 data.packing=true batch.per_device=2 accumulation.steps=8 adapter=lora adapter.rank=32 "
             "adapter.targets=[q_proj,v_proj] checkpointing=full precision=bf16 data.seq_len=1024",
-            {"data.seq_len=1024", "checkpointing=full", "precision=bf16"},
+            {
+                "data.seq_len=1024",
+                "checkpointing=full",
+                "precision=bf16",
+                "precision.base=fp32",
+                "loss=chunked",
+                "optim=adamw_fused",
+                "adapter.alpha=32",
+                "adapter.dropout=0.05",
+            },
         ),
         (
             AXOLOTL,
             "axolotl",
             "model.pretrained=NousResearch/Meta-Llama-3.1-8B data=chat data.path=talks.jsonl adapter=qlora "
             "data.seq_len=4096 adapter.rank=32 batch.per_device=2 accumulation.steps=4 optim=adam8bit "
-            "train.schedule=cosine precision=bf16 checkpointing=full train.epochs=1",
+            "train.schedule=cosine precision=bf16 precision.weights=bf16 checkpointing=full train.epochs=1",
             {"train.epochs=1"},
         ),
         (
@@ -65,7 +74,15 @@ deepspeed: examples/deepspeed/ds_z2_config.json
             "LLaMA-Factory",
             "model.pretrained=meta-llama/Meta-Llama-3-8B-Instruct adapter=qlora data.seq_len=2048 batch.per_device=1 "
             "train.epochs=3 parallelism=zero parallelism.stage=2 data=chat checkpointing=full",
-            {"checkpointing=full"},
+            {
+                "checkpointing=full",
+                "optim=adamw_fused",
+                "train.learning_rate=5.0e-5",
+                "precision=bf16_pure",
+                "precision.adapter=fp32",
+                "adapter.rank=8",
+                "adapter.alpha=16",
+            },
         ),
     ],
     ids=["trl", "axolotl", "llama_factory"],
@@ -92,10 +109,32 @@ def test_nothing_is_dropped_without_a_word(text, unread, left_out):
     assert reading.left_out == left_out
 
 
-def test_what_was_read_can_be_estimated():
-    reading = other_trainers.read(AXOLOTL)
-    taken = [text for text in reading.overrides if not text.startswith("data.path")]
-    assert not compose("recipe=estimate", "gpu=rtx4090_24gb", *taken).problems
+@pytest.mark.parametrize(
+    ("text", "typed", "not_typed"),
+    [
+        ("trl sft --model_name_or_path a/b", ["precision=bf16", "optim=adamw_fused"], "precision.base"),
+        ("trl sft --model_name_or_path a/b --bf16 false --dtype bfloat16", [], "precision"),
+        ("base_model: a/b\nbf16: false", ["train.schedule=cosine"], "precision"),
+        ("base_model: a/b\nadapter: lora\nload_in_8bit: true", ["adapter=qlora", "adapter.bits=8"], "adapter.rank"),
+        ("model_name_or_path: a/b\ncutoff_len: 512", ["adapter=lora", "adapter.rank=8", "adapter.alpha=16"], "tracker"),
+        ("model_name_or_path: a/b\nstage: sft\nlora_rank: 64", ["adapter.rank=64", "adapter.alpha=128"], "tracker"),
+        ("model_name_or_path: a/b\nfinetuning_type: full\nlora_rank: 8", ["adapter=none"], "adapter.rank"),
+        ("model_name_or_path: a/b\nfinetuning_type: freeze", ["checkpointing=full"], "adapter"),
+        ("model_name_or_path: a/b\nstage: pt", ["data.packing=true"], "tracker"),
+    ],
+)
+def test_defaults_hold_where_nothing_is_given(text, typed, not_typed):
+    overrides = other_trainers.read(text).overrides
+    assert set(typed) <= set(overrides)
+    assert not [each for each in overrides if each.partition("=")[0].startswith(not_typed)]
+
+
+@pytest.mark.parametrize("text", [TRL, AXOLOTL, LLAMA_FACTORY + "bf16: true"], ids=["trl", "axolotl", "llama_factory"])
+def test_what_was_read_can_be_estimated(text):
+    reading = other_trainers.read(text)
+    taken = [text for text in reading.overrides if not text.startswith(("data.path", "data.task", "data="))]
+    ranks = "parallelism.num_processes=2" if "parallelism=zero" in taken else "parallelism=single"
+    assert not compose("recipe=estimate", "gpu=rtx4090_24gb", "data=chat", *taken, ranks).problems
 
 
 @pytest.mark.parametrize("text", ["", "hello", "a: b", "[1, 2]", "x" * 70_000, 'trl sft --model "a', "a: [b"])

@@ -20,6 +20,7 @@ _TABLES = yaml_table.beside(__file__)
 TITLES = {"trl": "TRL", "axolotl": "axolotl", "llama_factory": "LLaMA-Factory"}
 MOST_CHARACTERS = 2**16
 LEFT_OUT = ""  # in place of overrides
+TWICE_THE_RANK = "adapter.alpha=2*adapter.rank"
 ROWS = ("dataset_name", "datasets", "dataset")
 ZERO_STAGE = re.compile(r"z(?:ero)?_?([123])")  # in the name of a file for DeepSpeed
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
@@ -102,13 +103,41 @@ def _read_settings(trainer: str, settings: dict[str, Any]) -> Reading:
         else:
             reading.overrides += typed
     _one_option_each(reading)
-    chosen = {text.partition("=")[0] for text in reading.overrides}
-    reading.assumed = [text for text in table["assumed"] if text.partition("=")[0] not in chosen]
-    reading.overrides += reading.assumed
-    if "data" not in chosen:
+    _assume(reading, table["assumed"], settings)
+    if _has_adapter(reading.overrides):
+        _assume(reading, table.get("assumed_with_adapter", {}), settings)
+    if "data" not in _keys_of(reading.overrides):
         reading.overrides.append("data=chat")
     _leave_out_what_is_refused(reading)
     return reading
+
+
+def _assume(reading: Reading, defaults: dict[str, str], settings: dict[str, Any]) -> None:
+    """Add the other trainer's default of each setting that is not given, under this or another name."""
+    for name, default in defaults.items():
+        typed = default.split()
+        if name in settings or typed[0].partition("=")[0] in _keys_of(reading.overrides):
+            continue
+        if typed == [TWICE_THE_RANK]:
+            typed = _twice_the_rank(reading.overrides)
+        reading.assumed += typed
+        reading.overrides += typed
+
+
+def _twice_the_rank(typed: list[str]) -> list[str]:
+    """adapter.alpha as twice the rank that is typed; nothing for a rank that is no number."""
+    rank = next((text.partition("=")[2] for text in typed if text.startswith("adapter.rank=")), "")
+    if not rank.isdecimal():
+        return []
+    return [f"adapter.alpha={2 * int(rank)}"]
+
+
+def _keys_of(typed: list[str]) -> set[str]:
+    return {text.partition("=")[0] for text in typed}
+
+
+def _has_adapter(typed: list[str]) -> bool:
+    return any(text.startswith("adapter=") and text != "adapter=none" for text in typed)
 
 
 def _setting(name: str, value: Any, table: dict[str, Any]) -> list[str] | None:
@@ -188,9 +217,11 @@ def _leave_out_what_is_refused(reading: Reading) -> None:
             reading.unread.append(text)
         else:
             taken.append(text)
-    has_adapter = any(text.startswith("adapter=") for text in taken)
-    kept = [text for text in taken if has_adapter or not text.startswith("adapter.")]
-    reading.overrides = kept
+    if not _has_adapter(taken):
+        taken = [text for text in taken if not text.startswith("adapter.")]
+    if not {"precision=bf16", "precision=fp16"} & set(taken):  # only mixed precision has types of weights
+        taken = [text for text in taken if not text.startswith(("precision.base=", "precision.weights="))]
+    reading.overrides = taken
 
 
 def _shown(value: Any) -> str:
