@@ -140,13 +140,20 @@ def simulate_step(
     written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    settings = folder, capacity_bytes, record_origins, draw_lengths
     build_data = None
     if listener is not NOBODY and _has_many_long_batches(cfg):
         build_data = _DataOnce(dataset.build_data)
         _first_look(cfg.as_written(), folder, capacity_bytes, listener, build_data)
         listener = replace(listener, first=NOBODY.first)
-    steps = simulate_ranks(cfg.as_written(), *settings, listener, build_data)
+    steps = simulate_ranks(
+        cfg.as_written(),
+        folder,
+        capacity_bytes=capacity_bytes,
+        record_origins=record_origins,
+        draw_lengths=draw_lengths,
+        listener=listener,
+        build_data=build_data,
+    )
     written = fullest_rank.of(cfg, steps)
     if not cfg.compile:
         return written
@@ -155,9 +162,9 @@ def simulate_step(
     return replace(written, warnings=warnings, error_share=CHECKPOINTED_ERROR * checkpointed)
 
 
-def simulate_ranks(cfg: Config, *settings: Any) -> list[SimulatedStep]:
+def simulate_ranks(cfg: Config, folder: str, **settings: Any) -> list[SimulatedStep]:
     """`simulate_step` of each rank that an estimate looks at, of a configuration that is not compiled."""
-    return [_simulate(cfg, rank, *settings) for rank in fullest_rank.simulated_ranks(cfg)]
+    return [_simulate(cfg, rank, folder, **settings) for rank in fullest_rank.simulated_ranks(cfg)]
 
 
 def _has_many_long_batches(cfg: Config) -> bool:
@@ -175,13 +182,14 @@ def _first_look(
     fewer.accumulation = replace(cfg.accumulation, steps=MICRO_BATCHES)
     (rank,) = fullest_rank.simulated_ranks(cfg)
     without_time = replace(listener, first=lambda events, _: listener.first(events, None))
-    _simulate(fewer, rank, folder, capacity_bytes, listener=without_time, build_data=build_data)
+    _simulate(fewer, rank, folder, capacity_bytes=capacity_bytes, listener=without_time, build_data=build_data)
 
 
 def _simulate(
     cfg: Config,
     rank: int,
     folder: str,
+    *,
     capacity_bytes: int = UNLIMITED,
     record_origins: bool = False,
     draw_lengths: bool = False,

@@ -41,7 +41,7 @@ def said(search, *rows: Found, refused=()) -> str:
 def test_what_is_searched_kept_and_allowed_is_said(search):
     text = present.heading(search).splitlines()
     assert text[0].endswith("32 tokens, effective batch 4, on NVIDIA GeForce RTX 4090 (23.6 GiB).")
-    assert text[1] == "Searched, 3 configurations: checkpointing (full, none, selective)."
+    assert text[1] == "Searched, 4 configurations: checkpointing (full, none, selective, selective_half)."
     assert text[2].startswith("Kept: precision=fp32, loss=standard, model.attention=sdpa, optim=adamw")
     assert text[3].startswith("All of these compute the same") and not [line for line in text if "fit.allow=" in line]
     several = copy.copy(search)
@@ -146,7 +146,7 @@ def test_the_heading_of_several_gpus_says_what_they_have_in_common(search):
     other.values, other.left_out = {"checkpointing": ["none"]}, ["optim=lion: why."]
     planned_both = [(Place("a", None), search), (Place("b", 2), other)]
     text = present.heading_of_places(planned_both, {Place("c", None): ["no", "why"]})
-    assert "on each of 2." in text and "Searched for each, 1 to 3 configurations: checkpointing.\n" in text
+    assert "on each of 2." in text and "Searched for each, 1 to 4 configurations: checkpointing.\n" in text
     assert "Left out (2 x b): optim=lion: why." in text and text.endswith("Not searched: c: no why")
     assert "Kept: precision=fp32" in text and "fit.allow" not in text
     other.not_allowed = ["optim"]

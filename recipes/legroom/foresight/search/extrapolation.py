@@ -154,7 +154,7 @@ def _has_layers_of_its_own(cfg: Config) -> bool:
 
 def _figures(cfg: Config, precisions: list[str], folder: str) -> list[list[list[float]]]:
     """Simulate a configuration as it is: what `_largest` takes for each precision and simulated rank."""
-    ranks = simulation.simulate_ranks(cfg.as_written(), folder, simulation.UNLIMITED, False, False, build_data)
+    ranks = simulation.simulate_ranks(cfg.as_written(), folder, build_data=build_data)
     return [[_sizes(cfg, rank) + _times(cfg, rank.tally, name) for rank in ranks] for name in precisions]
 
 
