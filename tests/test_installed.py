@@ -113,6 +113,7 @@ def test_the_package_is_imported_alone_and_estimates(site, tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_from_an_empty_folder(site, tmp_path):
     (tmp_path / "fault").mkdir()
     (tmp_path / "fault" / "sitecustomize.py").write_text(SITECUSTOMIZE)

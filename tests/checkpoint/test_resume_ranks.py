@@ -222,6 +222,7 @@ saver.save_final, evaluate.totals = in_save, in_evaluation
 """
 
 
+@pytest.mark.slow_for("ddp-save-all", "ddp-eval-one rank", "fsdp-save-one rank", "fsdp-eval-all", "fsdp-eval-one rank")
 @pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["one rank", "all"])
 @pytest.mark.parametrize("phase", ["save", "eval"])
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])

@@ -513,7 +513,8 @@ def needs_triton():
         pytest.skip("no triton beside the CUDA build")
 
 
-@pytest.mark.parametrize("mode", ["default", pytest.param("reduce-overhead", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compile(on_gpu, mode, tmp_path):
     needs_triton()
     (peak,) = on_gpu(

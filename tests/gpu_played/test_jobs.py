@@ -13,7 +13,7 @@ pytest_plugins = ["gpu_fixtures"]
 RECIPES = ["trainer", "accelerate"]
 
 
-@pytest.mark.slow_for("bf16_pure-trainer", "fp32-trainer")
+@pytest.mark.slow_for("bf16_pure-trainer", "fp32-trainer", "tf32-trainer", "tf32-accelerate", "fp16-trainer")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("option", ["fp32", "tf32", "bf16", "fp16", "bf16_pure"])
 def test_a_gpu_job_has_the_losses_of_the_cpu(train, on_gpu, recipe, option):

@@ -13,7 +13,8 @@ FEW = ["deepseek_v2"]  # keys wider than values
 OTHERS = sorted(model_families.CONTEXT - {*FEW})
 
 
-@pytest.mark.parametrize("kinds", [FEW, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["few", "others"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [FEW, OTHERS], ids=["few", "others"])
 def test_two_ranks_compute_what_one_computes(kinds, tmp_path):
     """Bart counts positions itself: the comparison can fail."""
     found = context_ranks.compare([*kinds, "bart"], tmp_path)

@@ -26,6 +26,7 @@ def problem(*words: str) -> str:
     return "\n".join(compose("precision=fp8", *words).problems)
 
 
+@pytest.mark.slow
 def test_both_recipes_train_in_8_bits_and_lose_about_the_same(on_gpu):
     words = [*FP8, "model=bert_tiny", "train.max_steps=3"]
     ours, theirs = (on_gpu(*words, f"recipe={recipe}").record for recipe in ("trainer", "accelerate"))

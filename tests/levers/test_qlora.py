@@ -193,6 +193,7 @@ def test_experts_that_are_not_quantised_are_said():
         assert any("experts in one tensor" in line for line in lines) == is_said
 
 
+@pytest.mark.slow
 def test_the_estimate_of_a_gpu_has_the_bytes_of_the_cpu(train, tmp_path):
     words = ["model=llama_tiny", "model.width=128", "adapter=qlora", "precision=bf16"]
     counted = train(*words).record.memory

@@ -23,7 +23,9 @@ WIDE = [
 AO = ("adamw8bit_ao", "adamw4bit", "adamw_fp8")
 
 
-@pytest.mark.slow_for("trainer-muon", "accelerate-adamw_fp8", "trainer-adamw_fp8", "trainer-adamw4bit")
+@pytest.mark.slow_for(
+    "trainer-muon", "accelerate-adamw_fp8", "trainer-adamw_fp8", "trainer-adamw4bit", "accelerate-adamw4bit"
+)
 @pytest.mark.parametrize("optim", ["muon", *AO])
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_sharded_weights_are_trained_as_whole_ones_are(train, recipe, optim):

@@ -87,6 +87,7 @@ def test_a_folder_without_a_tokenizer_is_refused(gpt2, corpus):
     assert "brings no tokenizer" in line and "data.tokenizer=" in line
 
 
+@pytest.mark.slow_for("CanineTokenizer")
 @pytest.mark.parametrize("kind", [transformers.ByT5Tokenizer, transformers.CanineTokenizer])
 def test_a_tokenizer_without_a_file_of_its_vocabulary_is_one(gpt2, corpus, kind):
     folder = gpt2(kind())

@@ -51,7 +51,7 @@ def notes(found) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        scripts.PACKED_LSTM,
+        pytest.param(scripts.PACKED_LSTM, marks=pytest.mark.slow),
         scripts.TORCH_FUNC,
         pytest.param(scripts.FLEX_ATTENTION, marks=pytest.mark.slow),
         pytest.param(scripts.THREAD, marks=pytest.mark.slow),
@@ -162,6 +162,7 @@ def test_what_does_not_fit_says_how_much_is_missing(checked):
     assert -estimate.left_bytes > 4 * weights - estimate.capacity_bytes
 
 
+@pytest.mark.slow
 def test_the_script_finds_the_card_that_was_asked_for(checked):
     found = checked(scripts.ASKS_THE_CARD, gpu="t4_16gb")
     card = check.gpu_of("t4_16gb")
@@ -213,9 +214,8 @@ def test_ranks_that_accelerate_starts_run_out_of_memory_as_one_does(checked):
     assert estimate.verdict == "does not fit"
 
 
-@pytest.mark.parametrize(
-    "mode", ["reduce-overhead", pytest.param("max-autotune-no-cudagraphs", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_compiled_code_is_followed_without_measuring_candidates(checked, mode, monkeypatch):
     found = checked(scripts.COMPILED, mode)
     assert found.estimates, found.why
@@ -268,6 +268,7 @@ def test_frozen_weights_are_weights_behind_gc_freeze(checked):
     assert estimate.parts["parameters"] == 4 * (2 * 4000 * 128 + 2 * layer + 128)
 
 
+@pytest.mark.slow
 def test_what_a_model_generates_is_as_long_as_it_may_be(checked):
     found = checked(scripts.GENERATED)
     assert found.estimates, found.why

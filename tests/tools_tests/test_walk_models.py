@@ -42,7 +42,7 @@ def test_an_architecture_is_trained_estimated_saved_and_loaded(walk, kind, task,
     assert (result.status, result.attention) == (TRAINED, attention), result.why
 
 
-@pytest.mark.slow_for("whisper-language_modelling-audio", "xlm-language_modelling-encoder")
+@pytest.mark.slow_for("perceiver-classification-inputs", "xlm-language_modelling-encoder")
 @pytest.mark.parametrize(
     "kind,task,said",
     [
