@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from legroom.compat import torch_private
 from legroom.config import Config
 from legroom.data.dataset import Data
 from legroom.estimator.fake_gpu.op_trace import OpTrace
@@ -169,8 +170,9 @@ def with_evaluation(stored: Stored, events: list[Request], begin: int) -> Stored
 
 
 def _local(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """What of each tensor has memory on this rank: torchao's states in few bits have it in the tensors inside them."""
     for tensor in tensors:
-        yield tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        yield from torch_private.held_tensors(tensor)
 
 
 def _on_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
