@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import compose
 from torch import nn
 
 from legroom.errors import Refusal
@@ -16,6 +17,7 @@ from legroom.levers.optim import apply as in_backward
 from legroom.levers.optim import optimizer
 from legroom.levers.packing import apply as packing
 from legroom.levers.precision import apply as precision
+from legroom.machine import host
 from legroom.options import model_families
 
 ATEN = torch.ops.aten
@@ -134,14 +136,26 @@ def test_what_muon_trains_and_what_it_says_of_the_rest():
     model = stacked()
     found = optimizer.hidden_matrices(model)
     assert len(found) == 1 and found[0] is model["layers"][0]["up"].weight
-    cfg = SimpleNamespace(optim=SimpleNamespace(kind="muon"))
+    cfg = compose("device=cpu", "optim=muon").cfg
     (line,) = optimizer.warnings(cfg, model)
     inside = 6 + 3 + 3 + 3 + 24 + 3 + 3
     assert f"AdamW trains 24 of the {inside} parameters of the layers" in line
     del model["layers"][0]["conv"]
     assert optimizer.warnings(cfg, model) == []
-    cfg.optim.kind = "transformers"
-    assert optimizer.warnings(cfg, stacked()) == []
+    assert optimizer.warnings(compose("device=cpu", "optim=adamw").cfg, stacked()) == []
+
+
+@pytest.mark.parametrize("optim", ["adamw8bit_ao", "adamw4bit", "adamw_fp8"])
+def test_a_worker_says_which_shards_keep_states_in_32_bits(optim):
+    """It has its configuration from the record, without the facts of options."""
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    words = ["device=cpu", f"optim={optim}"]
+    sharded = [*words, "parallelism=fsdp", "parallelism.num_processes=2"]
+    alone, cfg = (host.configuration(compose(*each).record.config) for each in (words, sharded))
+    (line,) = optimizer.warnings(cfg, nn.Linear(4, 2))
+    assert line.startswith(f"optim={optim}: 10 of this rank's 10 trained parameters")
+    assert optimizer.warnings(cfg, nn.Linear(64, 64, bias=False)) == []
+    assert optimizer.warnings(alone, nn.Linear(4, 2)) == []
 
 
 def test_a_combined_optimizer_shares_groups_and_states():

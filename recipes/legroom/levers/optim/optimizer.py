@@ -23,6 +23,8 @@ from legroom.options import hooks
 
 Factory = Callable[[Config, TrainingArguments, torch.nn.Module], Optimizer]
 
+OF_TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit", "adamw_fp8")
+
 
 def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
     """The optimizer of a model's trainable parameters.
@@ -140,7 +142,7 @@ def warnings(cfg: Config, model: torch.nn.Module) -> list[str]:
 
 def _states_in_32_bits(cfg: Config, model: torch.nn.Module) -> list[str]:
     """Shards that have no whole blocks, whose states torchao keeps in 32 bits."""
-    if not cfg.optim.facts.needs_rows or not cfg.parallelism.sharded:
+    if cfg.optim.algorithm not in OF_TORCHAO or not cfg.parallelism.sharded:
         return []
     block = 128 if cfg.optim.algorithm == "adamw_torch_4bit" else 256  # torchao's own
     shards = [torch_private.local_tensor(weight) for weight in model.parameters() if weight.requires_grad]
@@ -218,6 +220,6 @@ FACTORIES: dict[str, Factory] = {
     "muon": _muon,
     "factory": _of_factory,
     "stable_adamw": _stable_adamw,
-    **dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit", "adamw_fp8"), _torchao),
+    **dict.fromkeys(OF_TORCHAO, _torchao),
 }
 """Kind, or transformers' name -> factory, for an optimizer that transformers' table lacks or does not finish."""
