@@ -159,7 +159,7 @@ def test_nan_loss_is_null_with_a_warning(train):
         "optim=sgd",
         "optim.momentum=0",
         "train.max_grad_norm=0",
-        "train.learning_rate=1e30",
+        "train.learning_rate=1e15",
         "train.on_nan=continue",
         "train.max_steps=4",
         "eval.enabled=false",

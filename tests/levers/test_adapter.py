@@ -224,9 +224,17 @@ def test_it_is_refused_in_words(words, said):
     assert said in problem
 
 
-def test_an_adapter_that_peft_lacks_for_a_layer_is_refused(train):
-    refused = train("model=mixtral_tiny", "adapter=lora", "adapter.dora=true", status="refused").record
-    assert refused.error.message.startswith("adapter=lora for this model:")
+def test_an_adapter_that_peft_lacks_for_a_layer_is_refused():
+    """Where targets have names that peft takes for experts', which have no DoRA."""
+    words = f"{DEEPSEEK} adapter=lora adapter.dora=true adapter.targets=[gate_proj,up_proj]"
+    cfg = compose("device=cpu", *words.split()).cfg
+    with pytest.raises(Refusal, match=r"^adapter=lora for this model:"):
+        adapter.with_adapter(cfg, bare_model(cfg)[0])
+
+
+def test_dora_of_a_mixture_lies_beside_its_linear_layers(train):
+    record = train("model=mixtral_tiny", "adapter=lora", "adapter.dora=true").record
+    assert any("tensors of experts" in line for line in record.warnings)
 
 
 def test_experts_whose_adapters_peft_scales_otherwise_are_refused():

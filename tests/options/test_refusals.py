@@ -90,7 +90,7 @@ PARALLELISM = [
     ("gpu=l4_24gb parallelism=zero ranks=2 eval.precision=bf16", "eval.precision casts the whole model"),
     ("gpu=l4_24gb parallelism=zero ranks=2 optim=muon", "Choose optim=adamw, or parallelism=fsdp"),
     ("gpu=l4_24gb parallelism=zero ranks=2 optim=schedule_free", "Choose optim=adamw, or parallelism=ddp"),
-    ("gpu=l4_24gb parallelism=zero ranks=2 save.every_steps=1", "save.every_steps and resume"),
+    ("gpu=l4_24gb parallelism=zero ranks=2 save.every_steps=1", "save.every_steps, save.best and resume"),
     (
         "gpu=l4_24gb parallelism=pipeline parallelism.stages=2 ranks=3"
         " model.layers=2 model=gpt2_tiny accumulation.steps=2",

@@ -33,6 +33,9 @@ from legroom.units import MIB
 GUIDE = ["model=bert_large", "data.samples=160", "train.max_steps=30"]
 DECODER = ["model=smollm2_135m", "train.max_steps=6", "precision=bf16"]
 ROWS = ["data.samples=64", "data.eval_samples=16"]  # of the decoder, unless it trains on a text
+NEEDED = {
+    "adapter=peft": ["adapter.peft={peft_type: OFT, oft_block_size: 32}"]
+}  # what an option trains nothing without
 SHORT = "train.max_steps=6"  # of jobs that run at once, whose times are not read
 SHARED = ("samples/s", "step ms", "MFU", "device MiB", "context MiB")  # what other jobs on the same GPU change
 HEADINGS = (
@@ -73,7 +76,8 @@ def decoder_jobs(folder: Path) -> list[list[str]]:
     """The decoder with each option of four menus, and with some of their keys. folder: see `jobs`."""
     variants: list[list[str]] = [[]]
     for menu, plain in (("checkpointing", "none"), ("loss", "standard"), ("kernels", "none"), ("adapter", "none")):
-        variants += [[f"{menu}={name}"] for name in menus.options(menu, [paths.CONF]) if name != plain]
+        options = [f"{menu}={name}" for name in menus.options(menu, [paths.CONF]) if name != plain]
+        variants += [[option, *NEEDED.get(option, ())] for option in options]
     variants += [["adapter=qlora", "adapter.bits=8"], ["adapter=lora", "adapter.dora=true", "checkpointing=full"]]
     variants += [["compile=true", "compile_regions=true"], ["model.attention=eager"], ["precision=fp8"]]
     variants += [["model=mixtral_tiny"], ["optim.in_backward=true", "train.max_grad_norm=0"]]
