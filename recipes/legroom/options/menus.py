@@ -26,11 +26,17 @@ def needs_option(group: str, folders: list[Path]) -> str:
 
 
 def option_values(group: str, option: str, folders: list[Path]) -> dict[str, Any]:
-    """The values in an option's YAML, and those of the options in its `defaults`; empty for an unknown option."""
+    """The values in an option's YAML, and those of the options in its `defaults`.
+
+    Empty for an unknown option, and for a file that holds no keys, which Hydra refuses when it composes.
+    Raises yaml.YAMLError, or UnicodeDecodeError for a file that is no text.
+    """
     path = options(group, folders).get(option)
     if path is None:
         return {}
-    own_values = yaml_table.read(path) or {}
+    own_values = yaml_table.read(path)
+    if not isinstance(own_values, dict):
+        return {}
     bases = own_values.pop("defaults", [])
     if "_self_" not in bases:
         bases = [*bases, "_self_"]

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType
 
 from legroom import paths, suggestions
@@ -47,7 +48,13 @@ def _takes_any_argument(argv: Sequence[str]) -> bool:
     """Whether the chosen option of optim names a class, whose arguments its file need not have."""
     for text in argv:
         menu, _, option = text.partition("=")
-        if menu == "optim" and menus.option_values(menu, option, paths.menus()).get("kind") == "factory":
+        if menu != "optim":
+            continue
+        try:
+            values = menus.option_values(menu, option, paths.menus())
+        except (yaml.YAMLError, UnicodeDecodeError):  # Hydra reads the file next, and its error names the line
+            continue
+        if values.get("kind") == "factory":
             return True
     return False
 
