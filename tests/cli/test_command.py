@@ -33,11 +33,24 @@ UNUSED = {
     "estimate",
     "perplexity",
     "resumed_from_step",
+    "planned_steps",
+    "best_step",
     "save_seconds",
+    "model_save_seconds",
     "evaluation_seconds",
     "compile_seconds",
 }
-ESTIMATES_FIELDS = {"step_seconds_low", "step_seconds_high", "bound_by", "nccl_bytes"}
+ESTIMATES_FIELDS = {
+    "lengths",
+    "whole_run",
+    "step_seconds_low",
+    "step_seconds_high",
+    "bound_by",
+    "nccl_bytes",
+    "host_needed_bytes",
+    "host_memory_bytes",
+    "disk_bytes",
+}
 GPU_FIELDS = {
     "mfu",
     "peak_allocated_bytes",
@@ -448,11 +461,14 @@ def statuses(folder) -> list[str]:
     return sorted(record_file.read(path.parent).status for path in folder.glob(f"*/{record_file.FILE_NAME}"))
 
 
-def test_a_sweep_runs_each_job_in_a_folder_named_after_its_key(command, tmp_path):
+def test_name_of_a_job_folder_begins_with_its_key(command, tmp_path):
     ended = command("-m", "recipe=trainer,accelerate", "train.seed=0,1", "hydra.sweep.dir=sweep", *small())
     assert ended.code == 0 and statuses(tmp_path / "sweep") == ["ok"] * 4
     for folder in (path.parent for path in (tmp_path / "sweep").glob("*/result.json")):
-        assert record_file.read(folder).config_key == folder.name
+        key, _, readable = folder.name.partition("-")
+        record = record_file.read(folder)
+        assert key == record.config_key
+        assert record.recipe in readable and f"seed_{record.config['train']['seed']}" in readable
 
 
 @pytest.mark.slow

@@ -54,7 +54,9 @@ def test_an_experiment_of_ones_own_trains_with_an_option_of_ones_own(command, tm
     "words,said",
     [
         (["--config-dir", "OWN", "+experiment=smal"], "Did you mean small?"),
-        (["--config-dir", "OWN", "experiment=small"], "an experiment is added with a plus"),
+        (["--config-dir", "OWN", "experiment=smal"], "Did you mean small?"),
+        (["--config-dir", "OWN", "experiment=vanilla"], "Type +experiment/guide=vanilla."),
+        (["--config-dir", "OWN", "++experiment=small"], "an experiment is added with a plus"),
         (["--config-dir", "OWN", "+experiment=vanilla"], "Type +experiment/guide=vanilla."),
         (["--config-dir", "OWN", "optim=slow_muo"], "Did you mean slow_muon?"),
         (["hydra.searchpath=[OWN]", "optim=slow_muo"], "Did you mean slow_muon?"),
@@ -76,8 +78,10 @@ def test_what_is_wrong_is_refused_with_what_is_near(command, words, said):
         ["hydra.searchpath=[OWN]", "+experiment=small"],
         ["hydra.searchpath=[file://OWN]", "+experiment=small"],
         ["--config-dir", "OWN", "+experiment=small"],
+        ["--config-dir", "OWN", "experiment=small"],
         ["--config-dir=OWN", "+experiment=sub/deep"],
         ["--config-dir=OWN", "+experiment/sub=deep"],
+        ["--config-dir=OWN", "experiment/sub=deep"],
     ],
 )
 def test_an_experiment_is_found_in_every_way_that_hydra_knows(command, tmp_path, words):

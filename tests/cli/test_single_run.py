@@ -24,6 +24,8 @@ class Display:
 
     seen: list[Any] = []
 
+    def __init__(self, beats: bool = False): ...
+
     def __enter__(self):
         self.seen.append("begins")
 

@@ -74,7 +74,7 @@ def job(
     )
     if status == "ok":
         made.training = Training(2, 16, 512, [0.7, 0.5], 0.5)
-        made.speed = Speed(0, 5, 0.8, 0.7, 0.9, speed, 320.0, 10**9, None, 1.6)
+        made.speed = Speed(0, 5, 0.8, 0.7, 0.9, speed, 320.0, 10**9, train_seconds=1.6)
         made.memory = Memory(*(memory // 5 for _ in PARTS), peak_tensor_bytes=memory // 5 * 5, peak_phase="backward")
         if device == "cuda":
             made.memory.peak_reserved_bytes, made.memory.device_used_bytes = memory + 10 * MIB, memory + 500 * MIB
