@@ -15,7 +15,7 @@ from pathlib import Path
 
 from checkout import ROOT
 
-from markdown_table import markdown
+from markdown_table import markdown, put_between
 
 from legroom.machine import gpu_specs
 from legroom.options import presets
@@ -63,10 +63,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of the records")
     made = table(parser.parse_args().folder.absolute())
     for page in PAGES:
-        before, _, rest = page.read_text().partition(BEGIN)
-        if not rest:
-            sys.exit(f"{page.name} has no line {BEGIN}")
-        page.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}")
+        put_between(page, BEGIN, made, END)
 
 
 if __name__ == "__main__":

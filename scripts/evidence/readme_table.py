@@ -16,7 +16,7 @@ from pathlib import Path
 
 from checkout import ROOT
 
-from markdown_table import markdown
+from markdown_table import markdown, put_between
 
 from legroom.records import record_file
 from legroom.records.record import Record, verdict_of
@@ -93,11 +93,7 @@ def table(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the sweeps")
-    made = table(parser.parse_args().folder.absolute())
-    before, _, rest = README.read_text().partition(BEGIN)
-    if not rest:
-        sys.exit(f"README.md has no line {BEGIN}")
-    README.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}")
+    put_between(README, BEGIN, table(parser.parse_args().folder.absolute()), END)
 
 
 if __name__ == "__main__":

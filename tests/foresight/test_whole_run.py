@@ -74,7 +74,13 @@ def searched(seconds, price):
 def test_rows_that_nobody_gave_have_no_run(predicted):
     outcome = predicted(*TINY)
     assert outcome.whole_run is None
-    assert not outcome.lengths.from_rows and "13 to 61 %" in predicted_texts.lengths_text(outcome.lengths)
+    assert not outcome.lengths.from_rows and "data.path=" in predicted_texts.lengths_text(outcome.lengths)
+
+
+def test_rows_that_stand_in_have_no_run_until_its_steps_are_given(predicted):
+    outcome = predicted(*TINY, "model=gpt2_tiny", "data=chat")
+    assert not outcome.lengths.from_rows and outcome.whole_run is None
+    assert predicted(*TINY, "model=gpt2_tiny", "data=chat", "train.max_steps=10").whole_run.steps == 10
 
 
 def test_steps_are_epochs_times_rows_by_the_batch(predicted, tmp_path):

@@ -172,7 +172,7 @@ def _time(outcome: Record) -> str:
     parts = []
     step = predicted.step_seconds(outcome)
     if step is not None:
-        parts.append(f"{predicted.interval_text(step, 1e-3)} ms a step, bound by {speed.bound_by}")
+        parts.append(f"{predicted.step_text(step)} a step, bound by {speed.bound_by}")
     elif speed.train_seconds is not None:
         resumed_from = outcome.training.resumed_from_step or 0
         text = f"{speed.train_seconds:.2f} s for {outcome.training.steps - resumed_from} steps"

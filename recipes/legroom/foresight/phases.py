@@ -20,7 +20,14 @@ from legroom.training.generate import TOKENS
 from legroom.units import GIB
 
 ORDER = ("loading", "preparing", "step", EVALUATION, "generation", "checkpoint", "final save")
-RECORDED = {"loading": "load", "preparing": "load", "checkpoint": "save", "final save": "save", EVALUATION: "eval"}
+RECORDED = {  # phase -> what a record calls it
+    "loading": "load",
+    "preparing": "load",
+    "generation": "eval",
+    "checkpoint": "save",
+    "final save": "save",
+    EVALUATION: "eval",
+}
 MUCH = 64 * GIB  # of a host whose memory is not known, from which on it is said
 # What to type where a phase lacks room on the device, or on the host.
 ON_DEVICE = {
@@ -148,13 +155,20 @@ def _judge_device(outcome: Record, phases: list[Phase]) -> None:
     if worst.phase not in ON_DEVICE or margin >= 0 or margin >= estimate.margin_bytes:
         return
     estimate.margin_bytes = margin
+    estimate.decided_by = worst.phase
+    needed = f"{units.size(worst.device_bytes or 0)} are needed in the phase '{worst.phase}'"
+    _does_not_fit(outcome, worst.phase, f"{needed}. {units.size(-margin)} are missing.", ON_DEVICE[worst.phase])
+
+
+def _does_not_fit(outcome: Record, phase: str, text: str, hint: str) -> None:
+    """Enter the verdict of a phase that lacks room, and what to type."""
+    estimate = outcome.estimate
+    assert estimate is not None
     estimate.fits = False
     estimate.verdict = DOES_NOT_FIT
-    estimate.decided_by = worst.phase
     outcome.status = "oom"
-    needed = f"{units.size(worst.device_bytes or 0)} are needed in the phase '{worst.phase}'"
-    message = f"it would not fit: {needed}. {units.size(-margin)} are missing."
-    outcome.error = Error(RECORDED.get(worst.phase, "load"), "PredictedOutOfMemory", message, ON_DEVICE[worst.phase])
+    message = f"it would not fit: {text}"
+    outcome.error = Error(RECORDED.get(phase, "step"), "PredictedOutOfMemory", message, hint)
 
 
 # --- the host ------------------------------------------------------------------------------------------
@@ -195,21 +209,13 @@ def _judge_host(cfg: Config, outcome: Record, phases: list[Phase]) -> None:
         f"the host lacks {missing} in the phase '{first.phase}': {host_text(first)}, and a machine has "
         f"{units.size(known)}."
     )
-    if estimate is None:  # of a training on this CPU
-        outcome.warnings.append(f"{text} {_on_host_hint(cfg, first.phase)}")
+    hint = _on_host_hint(cfg, first.phase)
+    if estimate is None or outcome.error is not None:  # of a training on this CPU, or the device lacks room already
+        outcome.warnings.append(f"{text} {hint}")
         return
-    if outcome.error is not None:
-        outcome.warnings.append(f"{text} {_on_host_hint(cfg, first.phase)}")
-        return
-    estimate.fits = False
-    estimate.verdict = DOES_NOT_FIT
     estimate.decided_by = HOST
     estimate.first_lacking = first.phase
-    outcome.status = "oom"
-    message = f"it would not fit: {text}"
-    outcome.error = Error(
-        RECORDED.get(first.phase, "step"), "PredictedOutOfMemory", message, _on_host_hint(cfg, first.phase)
-    )
+    _does_not_fit(outcome, first.phase, text, hint)
 
 
 def host_text(phase: Phase) -> str:

@@ -157,9 +157,10 @@ def simulate_step(
     written = fullest_rank.of(cfg, steps)
     if not cfg.compile:
         return written
-    checkpointed = cfg.checkpointing.kind != "none"
-    warnings = [*written.warnings, AS_WRITTEN + CHECKPOINTED * checkpointed]
-    return replace(written, warnings=warnings, error_share=CHECKPOINTED_ERROR * checkpointed)
+    if cfg.checkpointing.kind == "none":
+        return replace(written, warnings=[*written.warnings, AS_WRITTEN])
+    warnings = [*written.warnings, AS_WRITTEN + CHECKPOINTED]
+    return replace(written, warnings=warnings, error_share=CHECKPOINTED_ERROR)
 
 
 def simulate_ranks(cfg: Config, folder: str, **settings: Any) -> list[SimulatedStep]:
@@ -209,41 +210,28 @@ def _simulate(
         built = stored.built(cfg, model)
         training.warnings.extend(_played_mode(cfg, loop))
         training.warnings.extend(fallbacks.notes(unwrap.base_model(training.model)))
-        largest = data_loader.largest_step(rows, args)
-        steps = min(args.gradient_accumulation_steps, len(largest))
         trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
         if gpu is not None and (cfg.parallelism.steps_on_host or cfg.checkpointing.kind == "offload"):
             trace.host_log = StorageLog("cpu")
         even = rows.collate is collate.stack
         split = pipeline.of(model)
+        largest = data_loader.largest_step(rows, args)
+        steps = min(args.gradient_accumulation_steps, len(largest))
         enough = _simulated_micro_batches(steps) if even and split is None else steps
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         held = _input_tensors(largest, steps - enough if even else 0)
         listener.show("two steps on the longest rows")
         tokens = _two_steps(training, trace, enough, held)
-        events = trace.allocator_events() if gpu is not None and capacity_bytes else []
         del held
-        optimizer = trace.ledger.optimizer
-        keeps = stored.after_steps(cfg, built, model, optimizer, trace, rows)
-        of_mode = functools.partial(_tally_of_mode, cfg, loop)
-        tally = of_mode(trace.step_tally(steps if split is None else len(trace.passes)), steps)
+        events = trace.allocator_events() if gpu is not None and capacity_bytes else []
+        keeps = stored.after_steps(cfg, built, model, trace.ledger.optimizer, trace, rows)
+        tally = _tally_of_mode(cfg, loop, trace.step_tally(steps if split is None else len(trace.passes)), steps)
         listener.first(events, tally)
-        first_steps = drawn = evaluated = schedule = None
-        if gpu is not None and draw_lengths and not even:
-            settings = limits_of(capacity_bytes, gpu.memory_bytes).settings
-            first_steps, drawn = uneven_lengths.draw(
-                loop, fake, optimizer, steps, events, settings, of_mode, listener.show
-            )
+        later = BeyondTheStep()
         if draw_lengths:
-            longest = data_loader.longest(rows, rows.train, args.train_batch_size * rows.ranks * steps)
-            work = [run_schedule.work_of_rows(rows, longest, args.train_batch_size)]
-            if first_steps is not None:
-                work += first_steps.work
-            schedule = run_schedule.of(cfg, training, work, timed_data.seconds)
-            listener.show("the evaluation")
-            evaluated = evaluation_memory.requests(cfg, training, fake, optimizer)
-        if evaluated is not None:
-            keeps = stored.with_evaluation(keeps, evaluated.events, evaluated.begin)
+            later = _beyond_the_step(cfg, training, fake, trace, events, steps, capacity_bytes, timed_data, listener)
+        if later.evaluation is not None:
+            keeps = stored.with_evaluation(keeps, later.evaluation.events, later.evaluation.begin)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
@@ -260,10 +248,10 @@ def _simulate(
         model=training.description,
         warnings=training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps),
         trace=trace,
-        first_steps=first_steps,
-        drawn=drawn,
-        evaluation=evaluated,
-        schedule=schedule,
+        first_steps=later.first_steps,
+        drawn=later.drawn,
+        evaluation=later.evaluation,
+        schedule=later.schedule,
         kept=keeps,
         rank=rank,
         own_layers=0 if split is None else split.layers,
@@ -271,6 +259,50 @@ def _simulate(
     if gpu is None or not capacity_bytes:
         return simulated
     return within(simulated, capacity_bytes, gpu.memory_bytes)
+
+
+@dataclass
+class BeyondTheStep:
+    """What is simulated behind the step on the longest rows: other steps, the evaluation, the whole training."""
+
+    first_steps: FirstSteps | None = None
+    drawn: DrawnSteps | None = None
+    schedule: RunSchedule | None = None
+    evaluation: evaluation_memory.EvaluationRequests | None = None
+
+
+def _beyond_the_step(
+    cfg: Config,
+    training: setup.Training,
+    fake: FakeDevice,
+    trace: OpTrace,
+    events: list[allocator.Request],
+    steps: int,
+    capacity_bytes: int,
+    timed_data: _DataOnce,
+    listener: Listener,
+) -> BeyondTheStep:
+    """Simulate steps on rows of other lengths, where there are any, and the evaluation.
+
+    trace, events: of the step on the longest rows. steps: micro-batches of an optimizer step.
+    """
+    rows, loop, optimizer = training.data, training.loop, trace.ledger.optimizer
+    later = BeyondTheStep()
+    if cfg.target.gpu is not None and rows.collate is not collate.stack:
+        settings = limits_of(capacity_bytes, cfg.gpu.memory_bytes).settings
+        of_mode = functools.partial(_tally_of_mode, cfg, loop)
+        later.first_steps, later.drawn = uneven_lengths.draw(
+            loop, fake, optimizer, steps, events, settings, of_mode, listener.show
+        )
+    batch = training.args.train_batch_size
+    longest = data_loader.longest(rows, rows.train, batch * rows.ranks * steps)
+    work = [run_schedule.work_of_rows(rows, longest, batch)]
+    if later.first_steps is not None:
+        work += later.first_steps.work
+    later.schedule = run_schedule.of(cfg, training, work, timed_data.seconds)
+    listener.show("the evaluation")
+    later.evaluation = evaluation_memory.requests(cfg, training, fake, optimizer)
+    return later
 
 
 def _simulated_micro_batches(steps: int) -> int:

@@ -68,11 +68,16 @@ def _enter(cfg: Config, outcome: Record, schedule: RunSchedule, parts: list[Part
 
 
 def is_known(cfg: Config, outcome: Record) -> bool:
-    """Whether a person has said how long the training is: by rows, steps or epochs. Random rows say nothing."""
-    if cfg.train.max_steps is not None or cfg.data.kind != "dummy":
+    """Whether a person has said how long the training is: by rows of their own, steps or epochs. Random rows, and rows
+    that stand in for some that are not there, say nothing."""
+    if cfg.train.max_steps is not None:
+        return True
+    if cfg.data.kind != "dummy" and outcome.lengths is not None and outcome.lengths.from_rows:
         return True
     typed = {text.lstrip("+").partition("=")[0] for text in outcome.overrides}
-    return bool(typed & {"train.epochs", "data.samples"})
+    if "data.samples" in typed:
+        return True
+    return cfg.data.kind == "dummy" and "train.epochs" in typed
 
 
 def gpus(cfg: Config) -> int:

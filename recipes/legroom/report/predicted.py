@@ -72,6 +72,16 @@ def _unpadded_tokens_per_second(record: Record) -> float | None:
     return record.speed.tokens_per_second * (1 - (record.training.padding_share or 0))
 
 
+LONG_STEP = 10  # seconds, from which on a step is told in seconds
+
+
+def step_text(step: Interval) -> str:
+    """How long a predicted step takes: '330 (260 to 680) ms', '21 (17 to 40) s'."""
+    if step.median >= LONG_STEP:
+        return f"{interval_text(step)} s"
+    return f"{interval_text(step, 1e-3)} ms"
+
+
 # --- the whole run -------------------------------------------------------------------------------------
 
 TIME_UNITS = (
@@ -80,8 +90,9 @@ TIME_UNITS = (
     ("min", 90, 60),
 )
 SHORT = 0.01  # of a run: parts that are shown together
-# By so much published runs, whose rows are not known, exceeded what is predicted for rows of one length.
-UNEVEN = "13 to 61 % more memory"
+# Of what 400 steps on rows of different lengths make the allocator reserve, beyond a step on the longest rows
+# (docs/results/estimates.md, Batches of different lengths).
+UNEVEN = "28 % for GPT-2, simulated"
 
 
 def duration_text(interval: Interval) -> str:
@@ -139,8 +150,8 @@ def lengths_text(lengths: Lengths) -> str:
     """The lengths of the rows that an estimate counts on."""
     if not lengths.from_rows:
         return (
-            f"all rows are taken to have {lengths.longest:,} tokens (data.seq_len). Published runs on rows of "
-            f"different lengths took {UNEVEN}: with data.path= your own rows count"
+            f"all rows are taken to have {lengths.longest:,} tokens (data.seq_len). Rows of different lengths take "
+            f"more memory ({UNEVEN}): with data.path= your own rows count"
         )
     if lengths.shortest == lengths.longest:
         return f"{units.plural(lengths.rows, 'row')} of {lengths.longest:,} tokens"
