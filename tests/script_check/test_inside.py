@@ -193,6 +193,14 @@ def test_elements_chosen_by_an_unknown_mask_are_all(notes):
     assert len(notes) == 2
 
 
+def test_a_histogram_of_unknown_numbers_is_drawn_without_a_note(notes):
+    """TensorBoard's `add_histogram` looks for the first bin that is not empty."""
+    counts, edges = numpy.histogram(arrays.unknown(numpy.ones(20)), bins=4)
+    first = int(numpy.searchsorted(numpy.cumsum(counts > 0), 1))
+    assert counts.sum() == 20 and 0 <= first < len(edges)
+    assert not notes
+
+
 def test_numbers_beside_unknown_ones_stay_as_they_are():
     array = arrays.unknown(numpy.ones(4))
     assert type(numpy.ones(4).mean()) is numpy.float64

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from legroom.cli import check as check_command
 from legroom.errors import Refusal
 from legroom.script_check import check, command, cuda_build, device, measure, process
 
@@ -51,7 +52,7 @@ def test_figures_that_cannot_be_read_are_passed_over(tmp_path):
     assert run.result.notes == ["later"]
 
 
-def test_several_ranks_are_not_measured(tmp_path):
+def test_several_ranks_that_a_launcher_starts_are_not_measured(tmp_path):
     """accelerate launch starts as many as there are GPUs, which the command line does not say."""
     environment = SimpleNamespace(python=sys.executable, cuda_major=13)
     code = "import os, subprocess, sys; os.environ.update(RANK='1', WORLD_SIZE='2')"
@@ -164,3 +165,15 @@ def test_the_error_of_a_spawned_process_is_the_one_that_is_said(tmp_path, monkey
     raising = f'raise {kind}("{told}")'
     subprocess.run([sys.executable, "-c", f"{BEGIN}\n{raising}"], capture_output=True)
     assert "OutOfMemoryError: CUDA out of memory." in (tmp_path / "messages.jsonl").read_text()
+
+
+def test_of_many_guesses_the_first_are_printed_and_the_rest_counted():
+    guesses = [f"train.py:{line} decides by a number that nobody computed; the answer is no." for line in range(12)]
+    other = "NCCL's buffers are counted as 1.45 GiB (published)."
+    printed = check_command.first_guesses([*guesses, other])
+    assert other in printed
+    shown = [note for note in printed if note in guesses]
+    assert shown == guesses[: len(shown)] and len(shown) < len(guesses)
+    (rest,) = set(printed) - {*guesses, other}
+    assert rest.startswith(f"{len(guesses) - len(shown)} more notes") and "--json" in rest
+    assert check_command.first_guesses(guesses[:2]) == guesses[:2]

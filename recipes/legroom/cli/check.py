@@ -35,6 +35,8 @@ from legroom.script_check import check, check_record, command, largest_batch, pr
 from legroom.units import GIB, MIB
 
 LARGEST = 5  # tensors that are printed
+GUESSED = "that nobody computed"  # in a note of what a script decides or reads
+GUESSES_SHOWN = 5  # of such notes
 TAIL_LINES = 12  # of the script's output
 UNITS = {None: GIB, "GiB": GIB, "G": GIB, "GB": 10**9, "MiB": MIB, "M": MIB, "MB": 10**6}
 
@@ -300,10 +302,26 @@ def _print(runs: list[check.Checked], estimates: list[StepEstimate], run_lines: 
         notes += run.outcome.notes
         if run.estimates:
             followed.append(followed_text(run))
-    for note in dict.fromkeys(notes):
+    for note in first_guesses(list(dict.fromkeys(notes))):
         console.say(f"  note: {_shorter(note)}")
     for text in dict.fromkeys(followed):
         console.say(f"  {text}")
+
+
+def first_guesses(notes: list[str]) -> list[str]:
+    """The notes, with the first guesses alone: a tracker that looks at every gradient makes dozens."""
+    shown, guesses = [], 0
+    for note in notes:
+        if GUESSED not in note:
+            shown.append(note)
+            continue
+        guesses += 1
+        if guesses <= GUESSES_SHOWN:
+            shown.append(note)
+    if guesses > GUESSES_SHOWN:
+        more = units.plural(guesses - GUESSES_SHOWN, "more note")
+        shown.append(f"{more} of numbers that nobody computed: --json or --into FOLDER has them all.")
+    return shown
 
 
 def _exit_code(runs: list[check.Checked], budget: float) -> int:

@@ -72,7 +72,7 @@ def _unpadded_tokens_per_second(record: Record) -> float | None:
     return record.speed.tokens_per_second * (1 - (record.training.padding_share or 0))
 
 
-LONG_STEP = 10  # seconds, from which on a step is told in seconds
+LONG_STEP = 10  # seconds, from which on a step is given in seconds
 
 
 def step_text(step: Interval) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 import traceback
+
+import torch
 
 PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 
 
 def is_own(file):
@@ -37,10 +41,12 @@ def line():
 
 
 def _library_line():
-    """file:line of the innermost frame that is neither torch's nor this package's; ? if there is none."""
+    """file:line of the innermost frame that is neither torch's nor this package's; in words if there is none."""
     file, number = innermost()
+    if not file and threading.current_thread() is not threading.main_thread():
+        return "a backward pass"  # which torch runs in threads of its own
     if not file:
-        return "?"
+        return "torch"
     return f"{file.rpartition('site-packages/')[2]}:{number}"
 
 
@@ -49,7 +55,7 @@ def innermost():
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((HERE, "<")) and os.sep + "torch" + os.sep not in file:
+        if not file.startswith((HERE, TORCH, "<")):
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0

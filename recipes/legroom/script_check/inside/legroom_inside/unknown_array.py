@@ -9,6 +9,8 @@ from legroom_inside import numbers, places
 # Functions whose result has as many elements as there are numbers of a kind.
 SELECTING = ("where", "nonzero", "flatnonzero", "argwhere", "unique")
 INDICES = ("argmax", "argmin")
+# What is drawn or logged, and decides nothing: that of the zeros will do, and is known.
+DRAWN = ("histogram", "histogram2d", "histogramdd", "histogram_bin_edges")
 
 
 class UnknownArray(numpy.ndarray):
@@ -34,6 +36,8 @@ class UnknownArray(numpy.ndarray):
                 return marked(values.flatten())
             return function(numpy.ones(values.shape, dtype=bool))
         result = function(*all_plain(args), **{key: all_plain(value) for key, value in kwargs.items()})
+        if name in DRAWN:
+            return result
         if name in INDICES:
             return marked(result, self.size - 1)
         return marked(result)
