@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 
 import pytest
 import transformers
+import yaml
 from chat import CHATML, save_tokenizer
 from conftest import compose
 
+from legroom.checkpoint import base_card
 from legroom.cli import brief, export
 
 BASE = "model.pretrained=someone/model"
@@ -91,8 +94,48 @@ def test_an_id_of_the_hub_stands_in_the_card():
     from legroom.records import model_card
 
     outcome = compose(BASE, "data=hub", "data.path=someone/talks", "data.task=chat", "adapter=lora").record
-    card = model_card.text(outcome, 7)
+    card = model_card.text(outcome, 7, {})
     assert "base_model: someone/model" in card and "data.path=someone/talks" in card and "7 rows" in card
+    assert "Licence of the base: not known" in card and "\nlicense:" not in card
+
+
+CARD = """---
+license: other
+license_name: someone-2
+license_link: LICENSE.md
+language: [en, de]
+tags: [of_the_base]
+---
+The base.
+"""
+
+
+def matter(card: str) -> dict:
+    return yaml.safe_load(card.split("---")[1])
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_licence_and_languages_are_those_of_the_base(train, base, talks, tmp_path, adapter):
+    shutil.copytree(base / "model", tmp_path / "base")
+    (tmp_path / "base/README.md").write_text(CARD)
+    words = [f"model.pretrained={tmp_path}/base", "data=chat", f"data.path={talks}", f"adapter={adapter}"]
+    run = train(*words, "data.seq_len=32", "save.final=true", "measure.ledger=false")
+    found = [run.folder / "model"]
+    if adapter == "lora":
+        assert export.main([str(run.folder), "--merge"]) == 0
+        found.append(run.folder / "merged")
+    for folder in found:
+        card = (folder / "README.md").read_text()
+        kept = {"license": "other", "license_name": "someone-2", "license_link": "LICENSE.md", "language": ["en", "de"]}
+        assert matter(card).items() >= kept.items() and matter(card)["tags"] == ["legroom"]
+        assert "- Licence of the base: other, someone-2, LICENSE.md\n- Languages of the base: en, de\n" in card
+
+
+@pytest.mark.parametrize("front", ["license: [1, 2]\nlanguage: {a: b}", "license: [", "just text"])
+def test_a_card_of_the_base_that_says_nothing_usable_is_left_alone(tmp_path, front):
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n")
+    assert base_card.read(str(tmp_path)) == {}
+    assert base_card.read(str(tmp_path / "README.md")) == {} and base_card.read(None) == {}
 
 
 def test_a_classifier_is_used_by_a_line_of_python(train, tmp_path):

@@ -34,6 +34,8 @@ def terminal(monkeypatch):
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stderr", stream)
+    # pytest puts its own stderr back before the test begins.
+    monkeypatch.setattr(console, "sys", SimpleNamespace(stdout=sys.stdout, stderr=SimpleNamespace(isatty=lambda: True)))
     return stream
 
 
@@ -60,7 +62,9 @@ def test_line_above_the_bar(number, jobs, left, label, above):
     assert screen.lines() == (above, "  loss 0.5000  12.0 samples/s  memory 1.0 of 2.0 GiB (50%)")
 
 
-def test_one_line_a_minute_off_a_terminal(clock, capsys):
+@pytest.mark.parametrize("forced", ["", "1"])
+def test_one_line_a_minute_off_a_terminal(clock, capsys, monkeypatch, forced):
+    monkeypatch.setenv("FORCE_COLOR", forced)  # Jupyter sets it for what a notebook starts
     screen = Console()
     assert not screen.draws and screen.progress.disable
     screen.on_message(PhaseStarted("train", "training", 10))

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from legroom.checkpoint import fingerprints, merged, reopened
+from legroom.checkpoint import base_card, fingerprints, merged, reopened
 from legroom.config import from_dict
 from legroom.errors import Refusal
 from legroom.models import trained
@@ -95,4 +95,5 @@ def _write_card(folder: Path, record: Record, partial: Path) -> None:
         if match:
             rows = int(match[1].replace(",", ""))
     record.config["save"]["merge"] = True
-    model_card.write(record, partial, rows)
+    base = base_card.read(record.config["model"].get("pretrained"))
+    model_card.write(record, partial, rows, base)

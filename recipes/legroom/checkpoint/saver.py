@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from legroom import config
-from legroom.checkpoint import merged, reopened, state
+from legroom.checkpoint import base_card, merged, reopened, state
 from legroom.checkpoint.divergence import DivergenceWatch
 from legroom.checkpoint.stop_request import StopNow, StopRequest
 from legroom.compat import transformers_models_private
@@ -338,7 +338,8 @@ def write_card(record: Record, folder: Path | None, data: Data, warn: Callable[[
     if not target.is_dir():
         return
     try:
-        model_card.write(record, target, len(data.train))
+        base = base_card.read(record.config["model"].get("pretrained"))
+        model_card.write(record, target, len(data.train), base)
     except OSError as error:
         warn(f"the saved model has no card ({model_card.FILE_NAME}): {error.strerror}.")
 

@@ -19,6 +19,7 @@ from legroom.records.messages import Estimated, Message, PhaseAdvanced, PhaseSta
 from legroom.records.printable import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
     from rich.console import RenderableType
     from rich.progress import Progress
 
@@ -33,6 +34,17 @@ VERBOSE = False  # set by --verbose: the summary has all figures
 def spinner(encoding: str) -> str:
     """The name of rich's spinner that a terminal of this encoding can show."""
     return "dots" if encoding.lower().startswith("utf") else "line"
+
+
+def rich_stderr() -> RichConsole:
+    """rich's console on stderr. Off a terminal it draws nothing and has no colours.
+
+    rich would do both where FORCE_COLOR is set, as Jupyter sets it for what a notebook starts.
+    """
+    from rich.console import Console
+
+    force_terminal = None if sys.stderr.isatty() else False
+    return Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=force_terminal)
 
 
 class Console:
@@ -55,9 +67,7 @@ class Console:
         printed: set[str] | None = None,
         beats: bool = False,
     ):
-        from rich.console import Console
-
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = rich_stderr()
         self.in_sweep = number > 0
         self.quiet = quiet
         self.seconds_left = seconds_left

@@ -26,8 +26,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 
-from rich.console import Console
-
 from legroom import invocation, paths
 from legroom.cli import console, exit_codes, flags
 from legroom.errors import Refusal, first_line, is_out_of_memory
@@ -140,7 +138,7 @@ def _find_places(places: list[request.Place], others: list[str], options: reques
 @contextlib.contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
     """A line on stderr that shows the progress; off a terminal a line a minute. Gives the function that changes it."""
-    terminal = Console(stderr=True)
+    terminal = console.rich_stderr()
     printed_at = time.monotonic()
 
     def update(text: str) -> None:

@@ -76,7 +76,9 @@ def main() -> int:
         findings = checks.examine()
         print("\n".join(text for text, _ in page(findings).lines))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        # Without force_terminal rich draws into a pipe where FORCE_COLOR is set, as Jupyter sets it.
+        force_terminal = None if sys.stdout.isatty() else False
+        console = Console(highlight=False, soft_wrap=True, force_terminal=force_terminal)
         spinner = "dots" if console.encoding.startswith("utf") else "line"
         if not console.is_terminal:
             print("Trying the libraries, which takes some seconds.", file=sys.stderr, flush=True)

@@ -5,10 +5,13 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from legroom import invocation, paths
 from legroom.config import kind_of
 from legroom.machine import host
 from legroom.records import record_file, run_folder
+from legroom.records.printable import printable
 from legroom.records.record import Record, evaluated_in, quality
 from legroom.version import VERSION
 
@@ -128,16 +131,20 @@ def _lines_without_pipeline(outcome: Record) -> str | None:
 # --- the card ------------------------------------------------------------------------------------------
 
 
-def write(outcome: Record, folder: Path, rows: int | None) -> None:
-    """Write the card of the model in a folder. rows: that were trained on, if known. Raises OSError."""
+def write(outcome: Record, folder: Path, rows: int | None, base_card: dict[str, Any]) -> None:
+    """Write the card of the model in a folder. Raises OSError.
+
+    rows: that were trained on, if known. base_card: what the base's own card says, as for `text`.
+    """
     says_ends = (folder / "generation_config.json").is_file()
-    (folder / FILE_NAME).write_text(text(outcome, rows, says_ends), encoding="utf-8")
+    (folder / FILE_NAME).write_text(text(outcome, rows, base_card, says_ends), encoding="utf-8")
 
 
-def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
+def text(outcome: Record, rows: int | None, base_card: dict[str, Any], says_ends: bool = False) -> str:
     """The card. It names no folder of this machine: of a base that is no id of the hub, the last folder alone, or
     the name of its run.
 
+    base_card: license, license_name, license_link and language, as far as the base's card says them.
     says_ends: generation_config.json, which an adapter has of conversations alone, says at which tokens answers end.
     """
     pretrained = outcome.config["model"].get("pretrained")
@@ -147,12 +154,18 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     if pretrained:
         base = _public(pretrained)
     data = _data(outcome.config)
-    lines = ["---", f"library_name: {'peft' if _adapter(outcome.config) else 'transformers'}"]
+    matter: dict[str, Any] = {"library_name": "peft" if _adapter(outcome.config) else "transformers"}
     if pretrained and _is_id(pretrained):
-        lines.append(f"base_model: {pretrained}")
-    lines += [f"pipeline_tag: {_kind(outcome).pipeline}", "tags: [legroom]", "---", ""]
+        matter["base_model"] = pretrained
+    if pretrained:
+        matter |= base_card
+    matter |= {"pipeline_tag": _kind(outcome).pipeline, "tags": ["legroom"]}
+    facts = _facts(outcome, base, data, rows)
+    if pretrained:
+        facts |= _of_base(base_card)
+    lines = ["---", yaml.safe_dump(matter, sort_keys=False, allow_unicode=True).rstrip(), "---", ""]
     lines += [f"# {base}, trained on {data}", ""]
-    lines += [f"- {name}: {value}" for name, value in _facts(outcome, base, data, rows).items()]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
     lines += ["", "Command:", "", "```", _command(outcome), "```", ""]
     python_lines = _python_lines(outcome, base, says_ends)
     if python_lines is not None:
@@ -186,6 +199,25 @@ def _facts(outcome: Record, base: str, data: str, rows: int | None) -> dict[str,
     versions = outcome.environment["versions"] | {"legroom": VERSION, "peft": host.version("peft")}
     facts["Made with"] = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
     return facts
+
+
+def _of_base(base_card: dict[str, Any]) -> dict[str, str]:
+    """Licence and languages of the base, or that they are not known."""
+    licence = "not known: the base's card was not found, or names none. Look it up before you share the model"
+    if "license" in base_card:
+        names = base_card["license"], base_card.get("license_name"), base_card.get("license_link")
+        licence = ", ".join(_listed(name) for name in names if name)
+    languages = "not known: the base's card was not found, or names none"
+    if "language" in base_card:
+        languages = _listed(base_card["language"])
+    return {"Licence of the base": licence, "Languages of the base": languages}
+
+
+def _listed(value: str | list[str]) -> str:
+    """A text, or several, in one line."""
+    if isinstance(value, str):
+        return printable(value)
+    return printable(", ".join(value))
 
 
 def _content(config: dict[str, Any]) -> str:
