@@ -44,9 +44,9 @@ QUICK = ["estimate.hint_seconds=0", "launch.timeout_seconds=1800"]
 PAIR = ["parallelism=fsdp", "parallelism.num_processes=2"]
 CAPTION = (
     "GiB of a GPU that one step takes, with batches of 1 x 2048 tokens, AdamW, `checkpointing=full loss=chunked`, and "
-    "`precision=bf16_pure` for full and LoRA (16-bit weights), `precision=bf16` for QLoRA (4-bit base). In bold: it "
-    "fits that card, with room for what varies between machines; tight: without; pairs are `parallelism=fsdp`, GiB of "
-    "each."
+    "`precision=bf16_pure` for full and LoRA (16-bit weights), `precision=bf16` for QLoRA (4-bit base). Bold: it fits "
+    "that card, and leaves room for what varies between machines. Tight: it fits without that room. Two cards train "
+    "with `parallelism=fsdp`, and the figure is that of each card."
 )
 REFUSED = " -: does not go together, and is refused."
 

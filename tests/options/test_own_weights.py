@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from conftest import compose
 
 from legroom.cli import brief
+from legroom.foresight import instant
 from legroom.options import own_weights, validate
 from legroom.report.page import settings
 
@@ -68,3 +71,23 @@ def test_an_estimate_that_fits_ends_in_the_command_to_train(predicted, tmp_path)
     last_line = brief.brief(outcome, tmp_path).splitlines()[-1]
     assert last_line.split(maxsplit=1) == ["Train", settings.to_train(outcome)]
     assert "model.pretrained=HuggingFaceTB/SmolLM2-135M data=chat data.path=YOUR_ROWS.jsonl" in last_line
+
+
+def test_weights_that_exceed_the_card_end_in_the_estimate_with_what_has_room(tmp_path):
+    cfg, outcome, _ = compose("recipe=estimate", "gpu=rtx4090_24gb", "model=llama_70b", "adapter=lora")
+    assert instant.answer(cfg, outcome)
+    last = shlex.split(brief.brief(outcome, tmp_path).splitlines()[-1])
+    assert last[0] == "Try" and "adapter=qlora" in last and "recipe=estimate" in last and "adapter=lora" not in last
+
+
+def test_a_step_that_lacks_room_ends_in_the_training_that_was_estimated_to_fit(predicted, tmp_path):
+    typed = ["gpu=l4_24gb", "model=smollm2_135m", "data.seq_len=64", "batch.per_device=8"]
+    typed.append("launch.memory_limit_gib=1")
+    outcome = predicted(*typed)
+    assert outcome.error is not None and outcome.estimate is not None and not outcome.estimate.proposal
+    assert settings.next_command(outcome) is None  # nothing was tried
+    outcome.estimate.proposal = ["batch.per_device=2", "accumulation=x4"]
+    last = shlex.split(brief.brief(outcome, tmp_path).splitlines()[-1])
+    assert last[0] == "Train" and not any(word.startswith("recipe=") for word in last)
+    assert "batch.per_device=2" in last and "accumulation=x4" in last and "batch.per_device=8" not in last
+    assert "model.pretrained=HuggingFaceTB/SmolLM2-135M" in last

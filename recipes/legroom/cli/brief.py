@@ -64,15 +64,16 @@ def brief(
     lines += _generated(outcome)
     lines.append(_details(outcome, folder, printed, verbose))
     lines += _model(outcome, folder)
-    lines += _to_train(outcome)
+    lines += _next_command(outcome)
     return "\n".join(lines)
 
 
-def _to_train(outcome: Record) -> list[str]:
-    """The command of the training that an estimate was of, unwrapped, to be copied; none for what does not fit."""
-    if outcome.estimate is None or outcome.error is not None:
+def _next_command(outcome: Record) -> list[str]:
+    """What to type after an estimate, unwrapped, to be copied: the training, or the estimate, of what has room."""
+    found = settings.next_command(outcome)
+    if found is None:
         return []
-    return [f"  {'Train':<{LABEL - 2}}{settings.to_train(outcome)}"]
+    return [f"  {found.title.split()[0]:<{LABEL - 2}}{found.command}"]
 
 
 def _details(outcome: Record, folder: Path, printed: Collection[str], verbose: bool) -> str:

@@ -105,6 +105,8 @@ def _advise(cfg: Config, trials: advice.Trials, progress: Any) -> None:
     hint = advice.hint(cfg, outcome, trials)
     if outcome.error is not None:
         outcome.error.hint = hint
+        if trials.fitting and outcome.estimate is not None:
+            outcome.estimate.proposal = list(trials.fitting[0].changes)
     else:
         outcome.warnings.append(hint)
 

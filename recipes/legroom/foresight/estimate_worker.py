@@ -52,7 +52,7 @@ def _estimated(overrides: list[str], folder: Path, advise: bool) -> dict[str, An
     record_file.write(outcome, folder)
     run_page.write(outcome, folder)
     shown = run_page.data(outcome, folder)
-    return {"record": shown["record"], "verdict": shown["verdict"]} | {
+    return {"record": shown["record"], "verdict": shown["verdict"], "next": shown["next"]} | {
         "command": settings.command(outcome),
         "train": settings.to_train(outcome),
     }

@@ -6,7 +6,7 @@ fit is never refused.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from legroom import paths, units, yaml_table
 from legroom.config import Config
@@ -57,7 +57,10 @@ def answer(cfg: Config, outcome: Record) -> bool:
         f"it would not fit: the weights alone take {units.size(weight_bytes)} at least{where}, and "
         f"{units.size(usable)} are there for them."
     )
-    outcome.error = Error("load", "PredictedOutOfMemory", message, _advice(cfg, sizes, usable))
+    ways = _ways(cfg, sizes, usable)
+    outcome.error = Error("load", "PredictedOutOfMemory", message, _advice(ways))
+    if ways:
+        outcome.estimate.proposal = ways[0].overrides.split()
     return True
 
 
@@ -135,17 +138,35 @@ def _parts(cfg: Config, mode: Parallelism) -> int:
 # --- advice --------------------------------------------------------------------------------------------
 
 
-def _advice(cfg: Config, sizes: Model, usable: int) -> str:
+class Way(NamedTuple):
+    """Overrides with which there is room, and what would take it."""
+
+    overrides: str
+    because: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.overrides} ({self.because})" if self.because else self.overrides
+
+
+def _advice(ways: list[Way]) -> str:
+    """The ways, in a sentence."""
+    if not ways:
+        return "Choose a smaller model, or more GPUs with parallelism=fsdp."
+    listed = "; or ".join(str(way) for way in ways)
+    return f"By multiplication, there is room with {listed}. estimate.explain=true simulates the step all the same."
+
+
+def _ways(cfg: Config, sizes: Model, usable: int) -> list[Way]:
     """What would have room for the weights, by multiplications too."""
     ways = []
     if not cfg.adapter.bits:
         quantised = _bytes_in(cfg, sizes, 4)
         count = _gpus_for(quantised, cfg, usable, (1, *COUNTS))
         if count == 1:
-            ways.append(f"adapter=qlora (weights in 4 bits: {units.size(quantised)})")
+            ways.append(Way("adapter=qlora", f"weights in 4 bits: {units.size(quantised)}"))
         elif count is not None:
             shared = f"weights in 4 bits: {units.size(quantised / count)} on each"
-            ways.append(f"adapter=qlora parallelism=fsdp parallelism.num_processes={count} ({shared})")
+            ways.append(Way(f"adapter=qlora parallelism=fsdp parallelism.num_processes={count}", shared))
     needed = _bytes_in(cfg, sizes, cfg.adapter.bits)
     what = "the weights"
     if not cfg.adapter.is_used:
@@ -154,16 +175,12 @@ def _advice(cfg: Config, sizes: Model, usable: int) -> str:
         what = "weights, gradients and AdamW's states"
     count = _gpus_for(needed, cfg, usable, COUNTS)
     if count is not None:
-        ways.append(
-            f"parallelism=fsdp parallelism.num_processes={count} ({what}: {units.size(needed / count)} on each)"
-        )
+        shared = f"{what}: {units.size(needed / count)} on each"
+        ways.append(Way(f"parallelism=fsdp parallelism.num_processes={count}", shared))
     larger = _larger_card(needed, cfg.gpu.memory_bytes)
     if larger and cfg.parallelism.world_size == 1:
-        ways.append(f"gpu={larger}")
-    if not ways:
-        return "Choose a smaller model, or more GPUs with parallelism=fsdp."
-    listed = "; or ".join(ways)
-    return f"By multiplication, there is room with {listed}. estimate.explain=true simulates the step all the same."
+        ways.append(Way(f"gpu={larger}"))
+    return ways
 
 
 def _gpus_for(needed: int, cfg: Config, usable: int, counts: tuple[int, ...]) -> int | None:

@@ -173,6 +173,7 @@ class Estimate:
     efficiencies_from: str | None = None  # published, measured or assumed
     seconds: float | None = None  # the time that the estimate itself took, without imports
     largest: list[dict] = field(default_factory=list)  # estimate.explain: tensors at the peak and their modules
+    proposal: list[str] = field(default_factory=list)  # overrides with which it is to fit, where it does not
     levers: list[dict] = field(default_factory=list)  # estimate.explain: the bytes that each option alone would save
 
 

@@ -104,6 +104,7 @@ def data(record: Record, folder: Path) -> dict[str, Any]:
         step = step_file.read(folder)
     except (OSError, ValueError) as error:
         problem = f"{step_file.FILE_NAME} cannot be shown: {error}"
+    following = settings.next_command(record)
     values = record_file.to_values(record)
     values["training"].pop("losses")  # they are among the steps
     return {
@@ -113,7 +114,7 @@ def data(record: Record, folder: Path) -> dict[str, Any]:
         "settings": settings.compared(record),
         "command": settings.command(record),
         "estimate": settings.command(record, "recipe=estimate"),
-        "train": settings.to_train(record) if record.estimate is not None and record.program is None else None,
+        "next": following._asdict() if following is not None else None,
         "steps": steps(folder),
         "step": step,
         "problem": problem,

@@ -3,15 +3,24 @@
 import functools
 import json
 import shlex
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from legroom import invocation, paths, yaml_table
 from legroom.config import GROUPS, from_dict
 from legroom.options import menus, own_weights
-from legroom.records.record import Record
+from legroom.records.record import WEIGHTS, Record
 
 TYPED, DERIVED, OPTION, DEFAULT = "typed", "derived", "option", "default"
 ORDER = (TYPED, DERIVED, OPTION, DEFAULT)  # as the page shows them
+
+
+class NextCommand(NamedTuple):
+    """What to type after an answer. title, note: of it on a page."""
+
+    title: str
+    note: str
+    command: str
 
 
 def compared(record: Record) -> list[dict[str, str]]:
@@ -47,18 +56,43 @@ def command(record: Record, *more: str) -> str:
     if program is not None:
         options = shlex.join([*program.options, "--"])
         return f"{invocation.command('check', anywhere=True)} {options} {program.typed}"
-    keys = {override.partition("=")[0] for override in more}
-    typed = [override for override in record.overrides if override.partition("=")[0] not in keys]
-    return _command_line(record, [*typed, *more])
+    return _command_line(record, [*_without(record.overrides, more), *more])
 
 
-def to_train(record: Record) -> str:
-    """What to type to train what an estimate was of.
+def to_train(record: Record, changes: Sequence[str] = ()) -> str:
+    """What to type to train what an estimate was of. changes: overrides in place of those of their keys.
 
     Where the estimate had sizes and random ids, the command names pretrained weights and a person's own rows.
     """
     typed = [override for override in record.overrides if not override.startswith(("recipe", "estimate."))]
-    return _command_line(record, own_weights.filled_in(typed, from_dict(record.config)))
+    changed = [*_without(typed, changes), *changes]
+    return _command_line(record, own_weights.filled_in(changed, from_dict(record.config)))
+
+
+def next_command(record: Record) -> NextCommand | None:
+    """What to type after an estimate; None where it does not fit and nothing is known that does, and after a run.
+
+    What fits, or is tight, is trained. Where it does not fit, what was estimated to fit is trained, and what has room
+    by a multiplication is estimated first.
+    """
+    estimate = record.estimate
+    if estimate is None or record.program is not None:
+        return None
+    if record.error is None:
+        return NextCommand("Train it", "The training that was estimated.", to_train(record))
+    if not estimate.proposal:
+        return None
+    words = " ".join(estimate.proposal)
+    if estimate.decided_by == WEIGHTS:
+        title, note = f"Try it with {words}", "There is room by a multiplication, which this estimate checks."
+        return NextCommand(title, note, command(record, *estimate.proposal))
+    return NextCommand(f"Train it with {words}", "Estimated to fit.", to_train(record, estimate.proposal))
+
+
+def _without(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
+    """Overrides, but for those of the keys of some others."""
+    keys = {change.partition("=")[0] for change in changes}
+    return [override for override in overrides if override.partition("=")[0] not in keys]
 
 
 def _command_line(record: Record, overrides: list[str]) -> str:

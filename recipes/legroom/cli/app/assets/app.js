@@ -262,7 +262,7 @@
           figure(counted(memory.parameter_count), "parameters")),
         found.verdict.run ? h("p", {}, h("b", {}, "The whole run. "), `${found.verdict.run}: ${found.verdict.run_parts}.`) : "",
         h("p", { class: "quiet" }, `All predicted, with ${estimate.efficiencies_from || "no"} efficiencies; the peak of the training step is in the ${memory.peak_phase} phase.`),
-        h("h2", {}, missing ? "The command of this training" : "To train it on that GPU"),
+        h("h2", {}, found.next ? found.next.title : "The command of this training"),
         h("pre", { class: "command" }, trainCommand(found)),
         h("button", { class: "action", type: "button", onclick: (event) => copy(event.target, trainCommand(found)) }, "Copy"),
         h("button", { class: "action", type: "button", disabled: explained, onclick: (event) => { event.target.disabled = true; update({ explain: true }); } }, "What would each lever do?"),
@@ -293,9 +293,9 @@
 
   const figure = (value, name) => (value ? h("div", {}, h("b", {}, value), h("span", {}, name)) : "");
 
-  /** The training that was estimated takes the same words. */
-  function trainCommand({ command, train }) {
-    const line = command.includes("=pasted-model") ? command : train;
+  /** What to type next, with the rows that were chosen and with what the form has no field for. */
+  function trainCommand({ command, next, train }) {
+    const line = command.includes("=pasted-model") ? command : next ? next.command : train;
     const keys = new Set(extra.rest.map((text) => text.split("=")[0]));
     const own = line.split(" ").filter((word) => !keys.has(word.split("=")[0]));
     const rows = extra.rows ? `'${extra.rows.replaceAll("'", "'\\''")}'` : "";

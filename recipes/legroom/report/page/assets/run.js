@@ -30,7 +30,7 @@ function runPage(run, place) {
     drawing.push(() => stepCurves(run.steps, record, curves));
   }
   add(settings(run));
-  if (run.train) add(section("Train it", "The training that was estimated; fill in what stands in capitals.", command(run.train)));
+  if (run.next) add(section(run.next.title, `${run.next.note}${/YOUR_/.test(run.next.command) ? " Fill in what stands in capitals." : ""}`, command(run.next.command)));
   add(section("Repeat it", record.program ? "Run this command in the folder in which it was typed." : "Run this command where Legroom is; a new folder is made for it.", command(run.command)));
   if (record.warnings.length) add(section("Notes and assumptions", "", h("ul", { class: "warnings" }, record.warnings.map((text) => h("li", {}, text)))));
   add(h("p", { class: "quiet" }, `Legroom, made from result.json, steps.jsonl and step.json.gz. ${versions(record)}`));
