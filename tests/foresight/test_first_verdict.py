@@ -61,3 +61,13 @@ def test_an_estimate_says_what_it_does_where_there_is_no_terminal(monkeypatch, c
     with console.Console() as screen:  # a training has lines of its own
         time.sleep(0.2)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_the_first_look_at_an_accumulation_needs_what_the_whole_step_does(said, optim):
+    """It runs one micro-batch beside gradients and states, in place of all of them."""
+    outcome, messages = said("accumulation.steps=4", f"optim={optim}", "model=bert_base")
+    text = next(message.text for message in messages if isinstance(message, Shown))
+    free = float(text.partition(": ")[2].partition("GiB stay free")[0].rpartition(",")[2])
+    exact = (outcome.estimate.capacity_bytes - outcome.memory.device_used_bytes) / units.GIB
+    assert free == pytest.approx(exact, abs=0.1)

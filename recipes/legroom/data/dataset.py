@@ -222,6 +222,7 @@ def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last
     is not on this machine.
     """
     not_read = f"data={cfg.data.name} is not on this machine"
+    instead = "data.path= names files."
     if data_options.are_not_named(cfg):
         not_read = f"data={cfg.data.name} has no data.path= yet"
     else:
@@ -232,6 +233,7 @@ def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last
                 raise
             if isinstance(error, tokens_module.NoTokenizer):
                 not_read = f"the tokenizer {cfg.data.tokenizer} is not on this machine, so that no row can be read"
+                instead = "data.tokenizer= may name a folder that has it."
     stand_ins = copy.copy(cfg)
     stand_ins.data = copy.copy(cfg.data)
     stand_ins.data.samples = cfg.data.samples or STAND_INS
@@ -240,7 +242,7 @@ def _tokenised_or_stand_ins(cfg: Config, task: str, vocab: int, head: Head, last
     data.stand_ins = True
     data.warnings.append(
         f"{not_read}, and an estimate needs the lengths of its rows alone: they are taken to be "
-        f"{stand_ins.data.samples:,} of data.seq_len={cfg.data.seq_len} tokens. data.path= names files."
+        f"{stand_ins.data.samples:,} of data.seq_len={cfg.data.seq_len} tokens. {instead}"
     )
     return data
 

@@ -178,12 +178,21 @@ def _has_many_long_batches(cfg: Config) -> bool:
 def _first_look(
     cfg: Config, folder: str, capacity_bytes: int, listener: Listener, build_data: Callable[..., Data]
 ) -> None:
-    """Simulate a step of two micro-batches on the longest rows, which need as much memory as many do."""
+    """Simulate what of a step on the longest rows needs most memory, in half of the time of two steps of two
+    micro-batches: see `_steps_of_first_look`."""
     fewer = copy.copy(cfg)
     fewer.accumulation = replace(cfg.accumulation, steps=MICRO_BATCHES)
     (rank,) = fullest_rank.simulated_ranks(cfg)
     without_time = replace(listener, first=lambda events, _: listener.first(events, None))
-    _simulate(fewer, rank, folder, capacity_bytes=capacity_bytes, listener=without_time, build_data=build_data)
+    _simulate(
+        fewer,
+        rank,
+        folder,
+        capacity_bytes=capacity_bytes,
+        listener=without_time,
+        build_data=build_data,
+        first_look=True,
+    )
 
 
 def _simulate(
@@ -196,8 +205,12 @@ def _simulate(
     draw_lengths: bool = False,
     listener: Listener = NOBODY,
     build_data: Callable[..., Data] | None = None,
+    first_look: bool = False,
 ) -> SimulatedStep:
-    """`simulate_step` of one rank of a configuration that is not compiled. build_data: see `setup.build`."""
+    """`simulate_step` of one rank of a configuration that is not compiled.
+
+    build_data: see `setup.build`. first_look: see `_first_look`.
+    """
     gpu = cfg.gpu if cfg.target.gpu else None
     fake = FakeDevice(gpu.kernel_rules, gpu.sm_count) if gpu else FakeDevice(None)
     with fake, fake_ranks.libraries_of(cfg, fake), fake_ranks.rank_of(cfg, fake, rank):
@@ -221,7 +234,10 @@ def _simulate(
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         held = _input_tensors(largest, steps - enough if even else 0)
         listener.show("two steps on the longest rows")
-        tokens = _two_steps(training, trace, enough, held)
+        if first_look and split is None:
+            tokens = _steps_of_first_look(training, trace, enough)
+        else:
+            tokens = _two_steps(training, trace, enough, held)
         del held
         events = trace.allocator_events() if gpu is not None and capacity_bytes else []
         keeps = stored.after_steps(cfg, built, model, trace.ledger.optimizer, trace, rows)
@@ -353,14 +369,32 @@ def _two_steps(training: setup.Training, trace: OpTrace, enough: int, held: list
     """Run two optimizer steps on the longest rows. enough: micro-batches of each; the first, too, leaves the allocator
     free blocks between what it keeps. held: what those that are not run keep on the device. Returns the tokens of the
     second."""
-    loop, tokens = training.loop, 0
-    fake_ranks.note_first_broadcast(loop.model, trace)
+    fake_ranks.note_first_broadcast(training.loop.model, trace)
     for tensor in held:
         trace.hold(tensor)
-    training.args.gradient_accumulation_steps = enough
-    for _ in range(2):
-        tokens = loop.one_more_step(trace)
-        fake_ranks.rebuild_buckets(loop.model, trace.log)
+    _step(training, trace, enough)
+    return _step(training, trace, enough)
+
+
+def _steps_of_first_look(training: setup.Training, trace: OpTrace, enough: int) -> int:
+    """Run one micro-batch, after which the optimizer creates its states, and one beside these states and the gradients
+    of the micro-batches before it. Where ranks share gradients out, the second step has `enough` micro-batches instead.
+    Returns the tokens of the second."""
+    fake_ranks.note_first_broadcast(training.loop.model, trace)
+    _step(training, trace, 1)
+    if collectives.is_distributed():
+        return _step(training, trace, enough)
+    for weight in training.model.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.empty_like(weight)
+    return _step(training, trace, 1)
+
+
+def _step(training: setup.Training, trace: OpTrace, micro_batches: int) -> int:
+    """Run an optimizer step on the longest rows. Returns its tokens."""
+    training.args.gradient_accumulation_steps = micro_batches
+    tokens = training.loop.one_more_step(trace)
+    fake_ranks.rebuild_buckets(training.loop.model, trace.log)
     return tokens
 
 

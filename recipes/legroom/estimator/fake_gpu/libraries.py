@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from legroom.compat import accelerate_private, torch_private, transformers_models_private
+from legroom.compat.patching import patched
 from legroom.estimator.fake_gpu import attention, fake_storages
 from legroom.estimator.fake_gpu.device import FakeDevice
-from legroom.machine import host
+from legroom.machine import host, imports
 from legroom.ranks import collectives
 
 
@@ -44,7 +45,8 @@ def libraries_on(fake: FakeDevice, bitsandbytes: bool = True, flash_attention: s
     """
     with contextlib.ExitStack() as patches:
         if bitsandbytes and host.has("bitsandbytes"):
-            from legroom.compat import bitsandbytes_private
+            with imports.without_collecting(), without_compiler():
+                from legroom.compat import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
             patches.enter_context(bitsandbytes_private.replaced_paged_memory(paged_state))
@@ -55,6 +57,19 @@ def libraries_on(fake: FakeDevice, bitsandbytes: bool = True, flash_attention: s
             accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})
             patches.enter_context(accelerate_private.replaced_accelerator(accelerator))
         yield
+
+
+def without_compiler() -> contextlib.AbstractContextManager[None]:
+    """Inside, torch.compile(function) is the function as it is.
+
+    bitsandbytes wraps three of its kernels for CPUs in it as it is imported. That imports Inductor, which takes most of
+    a second; on the fake device no such kernel runs.
+    """
+
+    def as_written(function: Any, **_: Any) -> Any:
+        return function
+
+    return patched(torch, compile=as_written)
 
 
 def paged_state(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
