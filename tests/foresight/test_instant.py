@@ -7,8 +7,7 @@ import resource
 import pytest
 from conftest import compose
 
-from legroom.foresight import instant
-from legroom.models import host_memory
+from legroom.foresight import host_at_start, instant
 from legroom.records import record_file
 from legroom.records.record import DOES_NOT_FIT
 from legroom.report import predicted as predicted_text
@@ -42,7 +41,7 @@ def test_a_model_that_is_larger_than_the_card_is_refused_within_a_second(legroom
 @pytest.mark.parametrize("model", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_model_has_at_least_these_weights_and_few_more(model):
     cfg, _, _ = compose(*CARD, "gpu=b300_288gb", f"model={model}", "precision=bf16_pure")
-    weights, _ = host_memory.sizes(cfg)
+    weights = host_at_start.weight_bytes(cfg)
     least = instant.least_parameters(cfg)
     assert 0 < least <= weights / 2
     assert least > 0.85 * weights / 2

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from legroom import paths, units, yaml_table
 from legroom.config import Config
-from legroom.config.menus import Model, Parallelism
+from legroom.config.menus import Model
 from legroom.estimator import room
 from legroom.machine import gpu_specs
 from legroom.options import gpu as gpu_options
@@ -113,7 +113,7 @@ def _embeddings(cfg: Config, sizes: Model) -> int:
 
 def _weight_bytes(cfg: Config, sizes: Model) -> int:
     """Bytes of the weights on one GPU, at least."""
-    return (_bytes_in(cfg, sizes, cfg.adapter.bits)) // _parts(cfg, cfg.parallelism)
+    return (_bytes_in(cfg, sizes, cfg.adapter.bits)) // parts(cfg)
 
 
 def _bytes_in(cfg: Config, sizes: Model, bits: int | None) -> int:
@@ -124,8 +124,9 @@ def _bytes_in(cfg: Config, sizes: Model, bits: int | None) -> int:
     return in_matrices + _embeddings(cfg, sizes) * item
 
 
-def _parts(cfg: Config, mode: Parallelism) -> int:
+def parts(cfg: Config) -> int:
     """Into how many parts the weights are shared out at most."""
+    mode = cfg.parallelism
     if mode.kind == "pipeline":
         return mode.stages
     if mode.in_groups and mode.sharded:

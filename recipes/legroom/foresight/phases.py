@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from legroom import units
 from legroom.config import Config
 from legroom.foresight import host
-from legroom.foresight.stored import Stored
+from legroom.foresight.kept_bytes import Stored
 from legroom.machine import host as machine
 from legroom.models import builder
 from legroom.records.record import DOES_NOT_FIT, EVALUATION, HOST, Error, Record
@@ -29,18 +29,13 @@ RECORDED = {  # phase -> what a record calls it
     EVALUATION: "eval",
 }
 MUCH = 64 * GIB  # of a host whose memory is not known, from which on it is said
-# What to type where a phase lacks room on the device, or on the host.
+# What to type where a phase lacks room on the device.
 ON_DEVICE = {
     "loading": "Type adapter=qlora, or parallelism=fsdp over more GPUs; or choose a smaller model.",
     "preparing": "Type adapter=lora, or parallelism=fsdp over more GPUs.",
     "generation": "Leave eval.generate out.",
     "checkpoint": "Leave save.every_steps out.",
     "final save": "Type save.merge=false.",
-}
-ON_HOST = {
-    EVALUATION: "Type a smaller eval.batch.",
-    "checkpoint": "Leave save.every_steps out, or choose an optimizer with smaller states.",
-    "final save": "Type save.final=false, or save.merge=false.",
 }
 
 
@@ -174,21 +169,6 @@ def _does_not_fit(outcome: Record, phase: str, text: str, hint: str) -> None:
 # --- the host ------------------------------------------------------------------------------------------
 
 
-def _on_host_hint(cfg: Config, phase: str) -> str:
-    """What to type where a phase lacks room on the host."""
-    if phase in ON_HOST:
-        return ON_HOST[phase]
-    if cfg.parallelism.steps_on_host:
-        key = "cpu_offload=false" if cfg.parallelism.cpu_offload else "offload=none"
-        smaller = "adapter=lora"
-        if cfg.precision.kind != "bf16_pure":
-            smaller += " or precision=bf16_pure"
-        return f"Type parallelism.{key} with more GPUs, {smaller}; or take a larger host."
-    if phase == "loading" and cfg.parallelism.world_size > 1 and not cfg.parallelism.sharded:
-        return "Type parallelism=fsdp, where rank 0 alone loads the whole model; or adapter=qlora."
-    return "Type precision=bf16_pure or adapter=qlora, choose a smaller model, or take a larger host."
-
-
 def _judge_host(cfg: Config, outcome: Record, phases: list[Phase]) -> None:
     """Change the verdict where the host's memory is known and a phase needs more; a warning where it is not known and
     much is needed."""
@@ -209,7 +189,7 @@ def _judge_host(cfg: Config, outcome: Record, phases: list[Phase]) -> None:
         f"the host lacks {missing} in the phase '{first.phase}': {host_text(first)}, and a machine has "
         f"{units.size(known)}."
     )
-    hint = _on_host_hint(cfg, first.phase)
+    hint = host.instead(cfg, first.phase)
     if estimate is None or outcome.error is not None:  # of a training on this CPU, or the device lacks room already
         outcome.warnings.append(f"{text} {hint}")
         return

@@ -35,9 +35,9 @@ from legroom.foresight import (
     stored,
     uneven_lengths,
 )
+from legroom.foresight.kept_bytes import Stored
 from legroom.foresight.replicas import Replicas
 from legroom.foresight.run_schedule import RunSchedule
-from legroom.foresight.stored import Stored
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.foresight.zero import ranks as zero_ranks
 from legroom.levers.parallelism import pipeline_rules

@@ -19,11 +19,12 @@ from legroom.checkpoint import fingerprints, newest, saver, stop_request
 from legroom.config import Config
 from legroom.data import preview
 from legroom.errors import Refusal
+from legroom.foresight import host_at_start
 from legroom.jobs import launch
 from legroom.machine import host, worker_environment
 from legroom.measure import device_memory, memory_breakdown
 from legroom.measure.step_log import StepLog
-from legroom.models import host_memory, quantized
+from legroom.models import quantized
 from legroom.options import train
 from legroom.options.eval import METRICS, ONE_METRIC
 from legroom.parallelism import accelerate_plugins, unwrap
@@ -118,7 +119,7 @@ class TrainingRun:
         if self.cfg.target.on_gpu:
             device_memory.open_gpu(self.record.memory, self.progress)
         if self.rank_info.is_main:
-            shortage = host_memory.shortage(self.cfg, self.rank_info.local_world_size)
+            shortage = host_at_start.shortage(self.cfg, self.rank_info.local_world_size)
             if shortage:
                 self.progress.warn(shortage)
         worker_environment.limit_memory(self.cfg)
