@@ -186,6 +186,13 @@ def test_repeats_are_one_row_with_median_and_spread():
     assert len(csv_text(table).splitlines()) == len(jsonl(table).splitlines()) + 1 == 5
 
 
+@pytest.mark.parametrize("loss", [0.5, math.inf], ids=["", "a loss that is no number"])
+def test_results_jsonl_has_the_records_as_their_files_do(loss):
+    record = job(started_at="2026-11-29T10:00:00+00:00")
+    record.training.losses.append(loss)
+    assert json.loads(jsonl(rows.make_table([record]))) == json.loads(record_file.to_json(record))
+
+
 def test_failed_repeat_does_not_count():
     (row,) = rows.make_table([job(speed=8.0), job("measure.repeat=1", status="oom", error=OOM)]).rows
     assert row.status == "1 ok, 1 oom" and row.done and row.spread("speed", "samples_per_second") == (8, 8, 8)

@@ -10,7 +10,7 @@ from legroom import config
 from legroom.records import atomic_file, regular_file
 from legroom.records.printable import printable
 from legroom.records.record import SCHEMA_VERSION, STATUSES, Record
-from legroom.records.validate import check_types, has_type, type_hints
+from legroom.records.validate import check_types, field_checks, has_type, type_hints
 
 FILE_NAME = "result.json"
 USUAL_BYTES = 2**16  # of a record
@@ -42,6 +42,21 @@ def _finite(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: _finite(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return value
+
+
+def to_line(record: Record) -> str:
+    """The record on one line of JSON: the same values as in its file."""
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    first = {"schema_version": values.pop("schema_version"), "status": values.pop("status")}
+    try:
+        return json.dumps(first | values, default=_fields, allow_nan=False)
+    except ValueError:  # a number that is not finite: no record that was read from a file has one
+        return json.dumps(to_values(record))
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """The fields of a part of a record, which json asks for when it meets one."""
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
 
 
 def to_json(record: Record) -> str:
@@ -137,9 +152,10 @@ def check_config(values: dict[str, Any]) -> None:
             continue
         if not isinstance(section, dict):
             raise ValueError(f"config.{name} is not a dictionary")
-        for key, leaf in type_hints(annotation).items():
-            if section.get(key) is not None and not has_type(section[key], leaf):
-                raise ValueError(f"config.{name}.{key} is not {leaf}")
+        for key, _, check in field_checks(annotation):
+            value = section.get(key)
+            if value is not None and not check(value):
+                raise ValueError(f"config.{name}.{key} is not {type_hints(annotation)[key]}")
 
 
 def _check_environment(environment: dict[str, Any]) -> None:

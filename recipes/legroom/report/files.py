@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import json
 from typing import Any
 
 from legroom.estimator.speed.summary import OPERATION_GROUPS
@@ -14,8 +13,7 @@ from legroom.report.rows import Row, Table
 
 def jsonl(table: Table) -> str:
     """Every record as one line of JSON, in the table's order."""
-    lines = [json.dumps(record_file.to_values(run)) for run in table.runs]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{record_file.to_line(run)}\n" for run in table.runs)
 
 
 def csv_text(table: Table) -> str:

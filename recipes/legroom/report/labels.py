@@ -1,5 +1,6 @@
 """The labels of a table's rows: the keys of the configuration in which the jobs differ."""
 
+import functools
 import json
 import re
 from typing import Any
@@ -46,16 +47,24 @@ def _configuration_facts(record: Record) -> dict[str, str]:
         if not isinstance(content, dict):
             content = {"name": content}
         for key, value in content.items():
-            full_key = section if key == "name" else f"{section}.{key}"
-            values[printable(full_key)] = _text(value)
+            label_key = _label_key(section, key)
+            if label_key is not None:
+                values[label_key] = _text(value)
     limit = values.pop(MEMORY_LIMIT, None)
-    kept = {}
-    for key, value in values.items():
-        if key == "experiment" or (not key.startswith("experiment.") and LABEL in identity_of(key)):
-            kept[key] = value
     if limit is not None:
-        kept[MEMORY_LIMIT] = limit  # the last of a label
-    return kept
+        values[MEMORY_LIMIT] = limit  # the last of a label
+    return values
+
+
+@functools.lru_cache(maxsize=4096)  # the same few hundred keys in each of thousands of records
+def _label_key(section: str, key: str) -> str | None:
+    """The key of a value in a label; None for one that no label shows."""
+    full_key = printable(section if key == "name" else f"{section}.{key}")
+    if full_key in ("experiment", MEMORY_LIMIT):
+        return full_key
+    if full_key.startswith("experiment.") or LABEL not in identity_of(full_key):
+        return None
+    return full_key
 
 
 def _configuration(record: Record) -> dict[str, Any]:
@@ -72,6 +81,12 @@ def _text(value: Any) -> str:
     """A value as it is typed on the command line, for a terminal and a table."""
     if isinstance(value, str):
         return printable(value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
     return printable(_JSON.encode(value))
 
 

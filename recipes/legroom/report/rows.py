@@ -235,10 +235,9 @@ def make_table(records: list[Record], baseline: str | None = None) -> Table:
     jobs = [(record, facts(record)) for record in records]
     keys = label_keys([values for _, values in jobs])
     used = set()  # (option, key) for each key that is not null in some job with that option
-    for _, values in jobs:
-        for key, value in values.items():
-            if value != "null":
-                used.add((values.get(key.split(".")[0]), key))
+    for key in keys:
+        menu = key.split(".")[0]
+        used |= {(values.get(menu), key) for _, values in jobs if values.get(key, "null") != "null"}
     rows: dict[tuple, Row] = {}
     for record, values in _in_order(jobs, keys):
         label = label_of(values, keys, used)
