@@ -6,6 +6,7 @@ by their use of `legroom`, start the whole command in an interpreter of its own.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -16,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import remembered_menus
 from processes import dies_with_parent
 
 from legroom import config, levers
 from legroom.cli import entry_point, sweep
+from legroom.compat import hydra_remembered_private
 from legroom.jobs import fork_client, launch, supervise
 from legroom.machine import host
 from legroom.options.compose import compose as compose_config
@@ -89,7 +90,10 @@ def pytest_configure(config):
     """No network, and no cache of the user's: set before anything reads these variables."""
     # A shell that starts the tests in the background ignores SIGINT, which every process below would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    remembered_menus.remember()
+    # A third of the suite's seconds went into reading the same menus. Folders that tests write to are read anew.
+    for_the_process = contextlib.ExitStack()
+    for_the_process.enter_context(hydra_remembered_private.remembered(only=CONF))
+    config.add_cleanup(for_the_process.close)
     config._cache_folder = tempfile.TemporaryDirectory(prefix="legroom-tests-")
     os.environ |= {
         "HF_HUB_OFFLINE": "1",

@@ -5,6 +5,7 @@ import sys
 import hydra
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core import utils
 
 from legroom.compat import hydra_private
 from legroom.options import compose
@@ -57,6 +58,24 @@ def test_a_command_is_composed_once_and_its_flags_make_it_a_sweep(monkeypatch, t
         assert len(jobs) == count
         if count == 1:
             assert len(composed) == 1
+
+
+def test_a_launcher_keeps_no_configuration_of_a_job_that_has_ended(monkeypatch, tmp_path):
+    """Of a thousand jobs it would be half a GiB."""
+    compose.store_schema()
+    monkeypatch.chdir(tmp_path)
+    returned = []
+
+    def job_return() -> utils.JobReturn:
+        returned.append(made())
+        return returned[-1]
+
+    made = utils.JobReturn
+    monkeypatch.setattr(utils, "JobReturn", job_return)
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "train.seed=1,2"])
+    with hydra_private.flags_decide_the_mode(), hydra_private.forgotten_jobs():
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda cfg: cfg.train.seed)()
+    assert [(job.return_value, job.cfg, job.hydra_cfg) for job in returned] == [(1, None, None), (2, None, None)]
 
 
 def test_an_error_of_a_sweeper_is_told_from_one_of_a_job():

@@ -4,6 +4,7 @@ Hydra's experimental callbacks (on_multirun_start, on_multirun_end) are not used
 they cannot set the exit code, and on_multirun_end is not called when the sweep ends with an error.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -25,7 +26,7 @@ from legroom import invocation, levers, paths
 from legroom.cli import argv, console, exit_codes, flags, joblib_jobs, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
 from legroom.cli.exit_codes import REFUSED
-from legroom.compat import hydra_private, hydra_refused_code_private
+from legroom.compat import hydra_private, hydra_refused_code_private, hydra_remembered_private
 from legroom.errors import Refusal
 from legroom.options import compose, hydra_errors, model_names, overrides
 from legroom.ranks.rank_info import RankInfo, current_rank
@@ -87,11 +88,17 @@ class _Refused(Exception):
 
 def _run_jobs(conf: Path, sweep: sweeps.Sweep, folder: Path | None, ended: Ended) -> None:
     """Have Hydra compose and run the jobs. folder: the sweep's, or None. Raises _Refused."""
+    if folder is None:
+        remembered = contextlib.nullcontext()  # a run is composed once
+    else:
+        remembered = hydra_remembered_private.remembered()
     try:
         with (
             submitit_jobs.followed(sweep, folder),
             joblib_jobs.stoppable(sweep, folder),
             hydra_private.flags_decide_the_mode(),
+            hydra_private.forgotten_jobs(),
+            remembered,
             hydra_refused_code_private.checked(_check_sweep),
             console.one_line_warnings(),
         ):

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn
 
+import hydra._internal.hydra
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig
 
 from legroom.compat.patching import patched
 
@@ -48,6 +52,23 @@ def flags_decide_the_mode() -> AbstractContextManager[None]:
     Hydra composes every command twice, the first time only to read `hydra.mode`, which takes as long as all the rest.
     """
     return patched(Hydra, get_mode=lambda *_, **__: None)  # None: the flags decide
+
+
+def forgotten_jobs() -> AbstractContextManager[None]:
+    """Inside, what a launcher returns of a job is without its configuration.
+
+    A launcher keeps what it returns of every job until the sweep ends: half a MiB of it is configuration, which nobody
+    reads.
+    """
+    return patched(hydra._internal.hydra, Callbacks=ForgetfulCallbacks)
+
+
+class ForgetfulCallbacks(Callbacks):
+    """Hydra's list of callbacks, which launchers pickle for the processes of their jobs."""
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        super().on_job_end(config, job_return, **kwargs)
+        job_return.cfg = job_return.hydra_cfg = None
 
 
 class Flag(NamedTuple):
