@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from conftest import compose, small
@@ -222,14 +223,9 @@ def test_the_link_takes_the_seconds_of_a_ring(tmp_path):
     cfg, seen = compose("recipe=estimate", *words).cfg, foreseen(tmp_path, *words)
     reached = efficiencies.of_gpu(cfg.gpu)
     seconds = 2 * 3 / 4 * 4 * seen.parameter_count / (cfg.gpu.link_gb_per_second * 1e9 * reached.link)
-    told = predict(seen.tally, cfg.gpu, "fp32", 4)
-    calls = sum(
-        times
-        for counts in seen.tally.counts.values()
-        for operation, times in counts.items()
-        if operation.kind == "collective"
-    )
-    assert told.link_seconds == pytest.approx(seconds + calls * 6 * reached.link_seconds, rel=0.01)
+    instant = {"simple": dict.fromkeys(("start", cfg.gpu.link), 0.0) | {"bandwidth": 1.0, "network": 0.0}}
+    told = predict(seen.tally, cfg.gpu, "fp32", 4, replace(reached, collective_steps=instant))
+    assert told.link_seconds == pytest.approx(seconds, rel=0.01)
 
 
 def test_an_optimizer_moves_a_ranks_part_only(tmp_path):

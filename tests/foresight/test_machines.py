@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -85,9 +87,10 @@ def test_the_network_takes_the_seconds_of_a_ring(tmp_path):
     """DDP on 4 ranks, two on a machine: 3 / 4 of the gradients, twice, at three quarters of 25 GB/s."""
     words = ["gpu=a100_80gb", "model.width=512", "model.heads=8", "data.samples=64", "parallelism=ddp", ranks(4), *TWO]
     cfg, seen = compose("recipe=estimate", *words).cfg, foreseen(tmp_path, *words)
-    found = predict(seen.tally, cfg.gpu, "fp32", 4)
-    late = found.collectives * 6 * efficiencies.of_gpu(cfg.gpu).link_seconds
-    assert found.link_seconds == pytest.approx(2 * 3 / 4 * 4 * seen.parameter_count / (25e9 * 0.75) + late, rel=0.01)
+    instant = {"simple": dict.fromkeys(("start", "nvlink", "network"), 0.0) | {"bandwidth": 1.0}}
+    reached = replace(efficiencies.of_gpu(cfg.gpu), collective_steps=instant)
+    found = predict(seen.tally, cfg.gpu, "fp32", 4, reached)
+    assert found.link_seconds == pytest.approx(2 * 3 / 4 * 4 * seen.parameter_count / (25e9 * 0.75), rel=0.01)
     assert found.machine_link_seconds == pytest.approx(found.link_seconds)
 
 

@@ -32,6 +32,7 @@ class Gpu(Menu):
     machine_link_gb_per_second: float | None = at_least(0.01)
     price_per_hour: float | None = at_least(0)
     used_gib: float | None = key(minimum=0, recorded="if set")
+    power_limit: float | None = key(minimum=0.1, recorded="if set")
     host_memory_gib: float | None = key(minimum=0.1, recorded="if set")
 
     @property

@@ -16,6 +16,7 @@ NOT_OF_A_SHEET = (
     "price_per_hour",
     "host_memory_gib",
     "used_gib",
+    "power_limit",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_roofline import device, ideal
+from test_roofline import device, ideal, steps_of
 
 from legroom.estimator.speed import links, roofline
 from legroom.estimator.speed.links import BY_LINK, BY_MACHINE_LINK
@@ -66,10 +66,37 @@ def test_a_fast_network_is_limited_by_the_gpus_own_links():
     assert alone == (pytest.approx(8 / (32 * links.HOST_LINK)), BY_MACHINE_LINK)
 
 
-def test_each_step_of_a_ring_costs_the_same_on_any_link():
-    late = ideal(link_seconds=1e-5)
-    assert took(collective("allreduce_", 0), reached=late)[0] == pytest.approx(30e-5)
-    assert took(collective("allreduce_", 0, 2, 8), reached=late)[0] == pytest.approx(2e-5)
+def test_each_step_of_a_ring_takes_its_links_latency():
+    """Of 15 steps of a ring through two machines of 8, one crosses the network; of an all-reduce, twice as many."""
+    hops = {"bandwidth": 1.0, "start": 3e-4, "nvlink": 1e-5, "network": 1e-3}
+    late = ideal(collective_steps={"simple": hops})
+    assert took(collective("_allgather_base_", 0), reached=late)[0] == pytest.approx(3e-4 + 14e-5 + 1e-3)
+    assert took(collective("_allgather_base_", 0, 8, 1), reached=late)[0] == pytest.approx(3e-4 + 7e-5)
+    assert took(collective("allreduce_", 0, 2, 8), reached=late)[0] == pytest.approx(3e-4 + 2e-3)
+
+
+def test_a_small_all_reduce_goes_through_trees_and_a_large_one_round_a_ring():
+    """On 64 machines a tree is 6 deep and a ring 63 long, but its links carry less."""
+    many = {"machines": 64, "reached": ideal(collective_steps={"simple": steps_of(1e-5)})}
+    assert took(collective("allreduce_", 0), 512, **many)[0] == pytest.approx((14 + 12) * 1e-5)
+    ring = 2 * 511 / 512 * 16 / 75 + 1022e-5
+    assert took(collective("allreduce_", 16), 512, **many)[0] == pytest.approx(ring)
+    gathered = took(collective("_allgather_base_", 0), 512, **many)[0]
+    assert gathered == pytest.approx(511e-5), "trees add up, or hand round one tensor; they gather nothing"
+
+
+def test_the_protocol_that_is_fastest_for_the_bytes_counts():
+    both = ideal(collective_steps={"quick": steps_of(1e-6, bandwidth=0.5), "full": steps_of(1e-4)})
+    assert took(collective("_allgather_base_", 0, 8, 1), reached=both)[0] == pytest.approx(7e-6)
+    assert took(collective("_allgather_base_", 80, 8, 1), reached=both)[0] == pytest.approx(70 / 300 + 7e-4)
+
+
+def test_switches_add_up_an_all_reduce_of_most_of_a_machine():
+    fast = ideal(switch=1.5)
+    assert took(collective("allreduce_", 8, 8, 1), reached=fast)[0] == pytest.approx(2 * 7 / 450)
+    assert took(collective("allreduce_", 8, 4, 1), reached=fast)[0] == pytest.approx(2 * 6 / 300), "4 go round a ring"
+    assert took(collective("_allgather_base_", 8, 8, 1), reached=fast)[0] == pytest.approx(7 / 300)
+    assert took(collective("allreduce_", 16), reached=fast)[0] == pytest.approx(30 / 75)
 
 
 def predicted(num_processes=16, *operations: Operation, **gpu) -> roofline.Prediction:

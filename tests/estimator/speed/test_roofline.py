@@ -44,6 +44,12 @@ def device(option: str = "a100_80gb", **changed) -> config.Gpu:
     return config.from_dict(gpu_specs.options()[option] | changed, config.Gpu)
 
 
+def steps_of(hop_seconds: float, bandwidth: float = 1.0, start: float = 0.0) -> dict[str, float]:
+    """A protocol of collectives whose step over any link takes so long."""
+    links = dict.fromkeys(("nvlink", "xgmi", "pcie", "network"), hop_seconds)
+    return {"bandwidth": bandwidth, "start": start} | links
+
+
 def ideal(**changed) -> Efficiencies:
     """Everything at its peak, and no overhead."""
     values = dict(
@@ -64,8 +70,12 @@ def ideal(**changed) -> Efficiencies:
         kernel_seconds=0.0,
         host_seconds=dict.fromkeys(("forward", "backward", "step"), 0.0),
         autocast=dict.fromkeys(("forward", "backward", "step"), 1.0),
+        power=1.0,
+        boards=0.0,
         link=1.0,
-        link_seconds=0.0,
+        switch=1.0,
+        collective_steps={"simple": steps_of(0.0)},
+        collective_blocks=dict.fromkeys(("nvlink", "xgmi", "pcie", "network"), 0),
         error=dict.fromkeys(DTYPES, 0.0),
     )
     return Efficiencies(**values | changed)
@@ -360,7 +370,9 @@ def test_a_ring_sends_each_part_to_each_rank(name, steps):
     operation = Operation(name, COLLECTIVE, bytes=300 * 10**9)
     took = [links.collective_seconds(operation, device(), n, ideal())[0] for n in (1, 2, 4)]
     assert took == [0.0, pytest.approx(steps * 0.5), pytest.approx(steps * 0.75)]
-    late, _ = links.collective_seconds(Operation(name, COLLECTIVE), device(), 4, ideal(link_seconds=1e-5))
+    late, _ = links.collective_seconds(
+        Operation(name, COLLECTIVE), device(), 4, ideal(collective_steps={"simple": steps_of(1e-5)})
+    )
     assert late == pytest.approx(steps * 3e-5)
 
 
@@ -569,3 +581,45 @@ def test_paged_states_without_room_go_there_and_back():
     assert full.step_seconds - roomy.step_seconds == pytest.approx(2e10 / (rate * links.HOST_LINK))
     assert full.low_seconds - roomy.low_seconds == pytest.approx(2e9 / (rate * links.HOST_LINK_BEST))
     assert links.host_copies_seconds(tally, gpu) == 0
+
+
+def test_less_power_slows_products_and_not_traffic():
+    add = Operation("add", ELEMENTWISE, bytes=2039 * 10**6)
+    capped = device("a100_80gb", power_limit=0.5)
+    for operation, slower in ((product(), 2), (add, 1)):
+        usual = roofline.device_seconds(operation, device("a100_80gb"), "bf16", ideal())
+        assert roofline.device_seconds(operation, capped, "bf16", ideal()) == pytest.approx(slower * usual)
+    tally = Tally()
+    tally.put(product(), "forward")
+    (note,) = roofline.predict(tally, capped, "bf16", reached=ideal()).notes
+    assert "50% of its power" in note and "gpu.power_limit" in note
+
+
+def test_ranks_compute_as_fast_as_the_slowest_of_their_gpus():
+    tally = Tally()
+    tally.put(product(), "forward")
+    tally.put(Operation("add", ELEMENTWISE, bytes=2039 * 10**6), "forward")
+    uneven = ideal(boards=0.02)
+    steps = [roofline.predict(tally, device(), "bf16", ranks, uneven).step_seconds for ranks in (1, 8, 512)]
+    alone = roofline.device_seconds(product(), device(), "bf16", ideal())
+    assert steps[0] == pytest.approx(alone + 1e-3)
+    longer = [(step - steps[0]) / alone for step in steps[1:]]
+    assert longer == pytest.approx([0.02 * 1.42, 0.02 * 3.04], rel=0.02), "the mean of the largest of 8 and of 512"
+
+
+def test_a_collective_takes_multiprocessors_from_what_is_computed_meanwhile():
+    """Its kernel runs on a quarter of them, for as long as both last."""
+    add = Operation("add", ELEMENTWISE, bytes=2039 * 10**6)  # 1 ms on all of them
+    blocks = dict.fromkeys(("nvlink", "network"), device().sm_count / 4)
+    reached = ideal(collective_blocks=blocks)
+
+    def step(gigabytes: float, times: int) -> float:
+        tally = Tally()
+        tally.put(add, "backward", 10)
+        gather = Operation("_allgather_base_", COLLECTIVE, bytes=round(gigabytes * 1e9), shape=(4, 1))
+        tally.put(gather, "backward", times)
+        return roofline.predict(tally, device(), "fp32", 4, reached).step_seconds
+
+    each = 0.75 * 0.4 / 300  # 1 ms
+    assert step(0.4, 4) == pytest.approx(10e-3 + 3 * each / 4 + each), "the last of the four overlaps with nothing"
+    assert step(0.4, 101) == pytest.approx(101 * each), "where the link takes longer, the device has time"

@@ -43,8 +43,12 @@ class Efficiencies:
     kernel_seconds: float
     host_seconds: dict[str, float]
     autocast: dict[str, float]
+    power: float
+    boards: float
     link: float
-    link_seconds: float
+    switch: float
+    collective_steps: dict[str, dict[str, float]]
+    collective_blocks: dict[str, float]
     error: dict[str, float]
 
 

@@ -1,10 +1,12 @@
-"""The seconds on links: of collectives by the ring algorithm, and of copies between a GPU and its host.
+"""The seconds on links: of collectives by rings and trees, as NCCL has them, and of copies between a GPU and its host.
 
 A collective takes the slowest link that it crosses. Ranks are numbered machine by machine. Those of one machine send
 over the GPUs' own link, and those of several over the network as well, whose rate is that of a machine: the groups that
-cross between machines at the same time share it.
+cross between machines at the same time share it. A collective's kernel takes some of the multiprocessors from what is
+computed at the same time.
 """
 
+import math
 from dataclasses import dataclass
 
 from legroom.config import Gpu
@@ -26,15 +28,25 @@ MACHINE_LINK, MACHINE_LINK_BEST, MACHINE_LINK_WORST = 0.75, 0.94, 0.5
 # peer-to-peer what is sent goes through the host's memory. Two RTX 3090 with FSDP and LoRA had 339 tokens/s a GPU where
 # sixteen lanes make 1,040.
 CONSUMER, FEWEST_LANES = "GeForce", 4 / 16
+# Ranks of a machine from which its switches add up what an all-reduce sends (NVLink SHARP): 5 on an H200, 6 on a B200
+# (ml-engineering, network/README.md).
+SWITCH_RANKS = 5
+TREE = 0.92  # of a ring's bandwidth (NCCL, src/graph/tuning.cc)
+NETWORK = "network"  # key of `Efficiencies.collective_steps`, beside the kinds of a GPU's link
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """The collectives of a step: their number and their seconds, of which machine_seconds are bound by the network."""
+    """The collectives of a step: their number and their seconds, of which machine_seconds are bound by the network.
+
+    taken_seconds: the time of the whole device that their kernels take from others, by the multiprocessors that they
+    run on.
+    """
 
     collectives: int = 0
     seconds: float = 0.0
     machine_seconds: float = 0.0
+    taken_seconds: float = 0.0
     slowest: float = 1.0  # the share of the link inside a machine that there may be
 
     def low_seconds(self, error: float) -> float:
@@ -57,6 +69,7 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
     count = 0
     seconds = 0.0
     machine_seconds = 0.0
+    taken_seconds = 0.0
     for operation, times in tally.operations():
         if operation.kind != COLLECTIVE or awaited != is_awaited(operation):
             continue
@@ -65,10 +78,14 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
         seconds += times * each_seconds
         if bound_by == BY_MACHINE_LINK:
             machine_seconds += times * each_seconds
+            blocks = reached.collective_blocks[NETWORK]
+        else:
+            blocks = reached.collective_blocks[gpu.link]
+        taken_seconds += times * each_seconds * min(1.0, blocks / gpu.sm_count)
     if tally.waits:
         count = 1
     slowest = FEWEST_LANES if lanes_are_assumed(gpu) else 1.0
-    return Transfers(count, seconds, machine_seconds, slowest)
+    return Transfers(count, seconds, machine_seconds, taken_seconds, slowest)
 
 
 def lanes_are_assumed(gpu: Gpu) -> bool:
@@ -86,10 +103,12 @@ def is_awaited(operation: Operation) -> bool:
 
 
 def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reached: Efficiencies) -> tuple[float, str]:
-    """(seconds of a collective, the link that bounds it), by the ring algorithm (Patarasuk and Yuan 2009).
+    """(seconds of a collective, the link that bounds it), by the ring algorithm (Patarasuk and Yuan 2009), and of an
+    all-reduce by trees where those are faster.
 
     n ranks take n - 1 steps, each of which sends an nth of the tensor; all-reduce takes twice as many. In an all-to-all
-    each rank of a machine sends other numbers to each rank of the others, all through the machine's network.
+    each rank of a machine sends other numbers to each rank of the others, all through the machine's network. Of NCCL's
+    protocols, which trade latency for bandwidth, the fastest counts.
 
     operation.bytes: of the whole tensor, as each rank has it before or after. operation.shape: (ranks, stride) where
     not all of num_processes take part.
@@ -97,17 +116,38 @@ def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reach
     ranks, stride = operation.shape or (num_processes, 1)
     if ranks == 1:
         return 0.0, BY_LINK
-    steps = ranks - 1
-    if "allreduce" in operation.name or "all_reduce" in operation.name:
-        steps *= 2
-    sent = steps / ranks * operation.bytes
+    is_all_reduce = "allreduce" in operation.name or "all_reduce" in operation.name
+    passes = 2 if is_all_reduce else 1
+    members = _members(ranks, stride, gpu, num_processes)
+    machines = math.ceil(ranks / members)
     rate, bound_by = _bytes_per_second(ranks, stride, gpu, num_processes, reached)
+    if is_all_reduce and machines == 1 and members >= SWITCH_RANKS:
+        rate *= reached.switch
     if operation.name.startswith("recv"):  # a message from one rank; what it sends itself goes the other way
-        return reached.link_seconds + operation.bytes / rate, bound_by
+        hops = (1, 0) if machines == 1 else (0, 1)
+        return _fastest(operation.bytes / rate, hops, gpu.link, reached), bound_by
+    sent = passes * (ranks - 1) / ranks * operation.bytes
     if is_awaited(operation) and bound_by == BY_MACHINE_LINK:
-        members = _members(ranks, stride, gpu, num_processes)
         sent = members * (ranks - members) / ranks * operation.bytes
-    return steps * reached.link_seconds + sent / rate, bound_by
+    between = passes * (machines - 1)
+    seconds = _fastest(sent / rate, (passes * (ranks - 1) - between, between), gpu.link, reached)
+    if is_all_reduce and machines > 1:
+        hops = (2 * (members - 1), 2 * math.ceil(math.log2(machines)))
+        seconds = min(seconds, _fastest(2 * operation.bytes / (rate * TREE), hops, gpu.link, reached))
+    return seconds, bound_by
+
+
+def _fastest(sending: float, hops: tuple[int, int], link: str, reached: Efficiencies) -> float:
+    """The seconds of a collective by the fastest of NCCL's protocols.
+
+    sending: seconds at the link's whole rate. hops: the steps inside a machine, and those between machines.
+    """
+    inside, between = hops
+    found = math.inf
+    for protocol in reached.collective_steps.values():
+        waiting = protocol["start"] + inside * protocol[link] + between * protocol[NETWORK]
+        found = min(found, waiting + sending / protocol["bandwidth"])
+    return found
 
 
 def _bytes_per_second(

@@ -3,11 +3,13 @@
 Each operation takes the longer of its arithmetic and its memory traffic, at the fraction of the GPU's peaks that its
 class of operations reaches (efficiencies.yaml). The host issues calls ahead of the device, and the link transfers
 gradients and gathered weights while the device computes, so a step takes the longest of the three, plus the transfer
-that nothing can overlap.
+that nothing can overlap. What is computed during a transfer has fewer multiprocessors. Several ranks are as fast as the
+slowest of their GPUs.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any
 
 from legroom.config import Gpu
@@ -37,10 +39,12 @@ class Prediction:
 
     low_seconds, high_seconds: nine of ten steps lie between them (`intervals`).
     device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
-    of the device by class of operations, with the collectives that it waits for. arithmetic_seconds: of the device, in
+    of the device by class of operations, with the collectives that it waits for; device_seconds also has those in which
+    the slowest of several GPUs keeps the others waiting. arithmetic_seconds: of the device, in
     operations that arithmetic limits.
     host_link_seconds: of the device, in copies to and from the host, which the kernels behind them wait for.
     machine_link_seconds: of the link, in collectives that the network between machines limits.
+    taken_seconds: of the device, by the multiprocessors that collectives run on (`links.Transfers`).
     notes: assumptions to know before relying on the prediction. collectives: their number.
     """
 
@@ -57,6 +61,7 @@ class Prediction:
     collectives: int = 0
     host_link_seconds: float = 0.0
     machine_link_seconds: float = 0.0
+    taken_seconds: float = 0.0
 
     @property
     def bound_by(self) -> str:
@@ -108,6 +113,9 @@ def predict(
     device = sum(by_kind.values())
     copying = by_kind[ops.HOST_COPY]
     computing = device - copying - waited.seconds
+    waiting = kernels.arithmetic_seconds * slowest_of(num_processes, reached)
+    computing += waiting
+    device += waiting
     least_copying = copying
     if paging.homeless_bytes:  # at best the states that have room stay on the device
         least_copying -= links.host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
@@ -121,9 +129,10 @@ def predict(
     longer = 1.0  # by the time in which the ranks of a pipeline wait for each other
     if device:
         longer += tally.idle * kernels.passes_seconds / device
-    step_seconds = longer * overlapped(device, host, sent.seconds, sent.collectives)
-    low_seconds = longer * overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives)
-    high_seconds = longer * overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives)
+    low_sent, high_sent, taken = sent.low_seconds(error), sent.high_seconds(error), sent.taken_seconds
+    step_seconds = longer * overlapped(device, host, sent.seconds, taken, sent.collectives)
+    low_seconds = longer * overlapped(low, host * fastest, low_sent, taken, sent.collectives)
+    high_seconds = longer * overlapped(high, host * slowest, high_sent, taken, sent.collectives)
     if tally.shares_experts:
         high_seconds = max(high_seconds, step_seconds * intervals.SHARED_EXPERTS)
     return Prediction(
@@ -136,10 +145,15 @@ def predict(
         arithmetic_seconds=kernels.arithmetic_seconds,
         by_kind=dict(by_kind),
         efficiencies_from=reached.source,
-        notes=_notes(tally, gpu, reached) + links.notes(sent, gpu, num_processes) + _copies_note(copying, gpu),
+        notes=[
+            *_notes(tally, gpu, reached),
+            *links.notes(sent, gpu, num_processes),
+            *_copies_note(copying, gpu),
+        ],
         collectives=sent.collectives,
         host_link_seconds=copying,
         machine_link_seconds=sent.machine_seconds,
+        taken_seconds=taken,
     )
 
 
@@ -189,13 +203,19 @@ def _host_seconds(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies)
     return total * (gpu.host_factor or 1.0)
 
 
-def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, collectives: float) -> float:
+def overlapped(
+    device_seconds: float, host_seconds: float, link_seconds: float, taken_seconds: float, collectives: float
+) -> float:
     """The seconds of a step: the longest of device, host and link, which work at the same time.
 
-    The last collective overlaps with nothing; it takes an equal share of link_seconds.
+    The last collective overlaps with nothing; it takes an equal share of link_seconds. The others take taken_seconds
+    from the device, as far as they run while it computes.
     """
     exposed = link_seconds / collectives if collectives else 0.0
-    return max(device_seconds, host_seconds, link_seconds - exposed) + exposed
+    hidden = link_seconds - exposed
+    if hidden > 0:
+        device_seconds += taken_seconds * min(hidden, device_seconds) / link_seconds
+    return max(device_seconds, host_seconds, hidden) + exposed
 
 
 def is_arithmetic(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> bool:
@@ -218,6 +238,7 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     peak = getattr(gpu, f"{dtype}_tflops", None)
     if peak is None:
         raise ValueError(f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs.")
+    peak *= power_share(gpu, reached)
     if operation.kind == ops.ATTENTION:
         rate = peak * 1e12 * reached.attention[attention_kernel(operation.name)]
         return launching + max(traffic_seconds(operation, gpu, reached), operation.flops / rate)
@@ -232,6 +253,21 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     moved = operation.bytes * _through_cache(operation.bytes, reached)
     moving = moved / (gpu.bandwidth_gb_per_second * 1e9 * reached.product_bandwidth[dtype])
     return launching + joined(done / rate, moving, reached.sharpness[dtype])
+
+
+def slowest_of(num_processes: int, reached: Efficiencies) -> float:
+    """By which share the slowest of so many GPUs is expected to compute products longer than the usual one.
+
+    The expected largest of n normal numbers, by Blom's formula.
+    """
+    if num_processes == 1:
+        return 0.0
+    return reached.boards * NormalDist().inv_cdf((num_processes - 0.375) / (num_processes + 0.25))
+
+
+def power_share(gpu: Gpu, reached: Efficiencies) -> float:
+    """What is left of the rate of products where gpu.power_limit lowers the board's power."""
+    return (gpu.power_limit or 1.0) ** reached.power
 
 
 def traffic_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
@@ -316,6 +352,11 @@ def _notes(tally: Tally, gpu: Gpu, reached: Efficiencies) -> list[str]:
         share = tally.idle / (1 + tally.idle)
         notes.append(
             f"speed: every rank of the pipeline is taken to wait for others in {share:.0%} of the passes' time."
+        )
+    if gpu.power_limit is not None:
+        notes.append(
+            f"speed: with {gpu.power_limit:.0%} of its power (gpu.power_limit) products run at "
+            f"{power_share(gpu, reached):.0%} of their rate, by boards of one chip with different power."
         )
     if reached.source == "published":
         notes.append(f"speed: efficiencies of {gpu.chip} as others published them, not fitted to measured runs.")

@@ -36,7 +36,7 @@ from legroom.ranks import rank_info
 DEPTHS = (1, 2)  # layers of the two models that are simulated; of a pipeline, of each of its parts
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are computed
 PASSES, STEP = ("forward", "backward"), ("step",)
-TIMES = ("device_seconds", "host_seconds", "link_seconds", "collectives")
+TIMES = ("device_seconds", "host_seconds", "link_seconds", "taken_seconds", "collectives")
 KEPT_DATA = 4  # of several modes of parallelism
 # Strategy that frees gathered weights after the forward pass -> the same strategy, keeping them until the backward pass
 STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}
@@ -49,7 +49,7 @@ class Extrapolation:
     pass_bytes: the peak until the end of the last pass, without the optimizer's states. step_bytes: the peak after
     that, with them. gathered_bytes: the whole weights of the units that FSDP gathers, but for those outside all units.
     micro_batches: of the step. idle: see `Tally`. *_seconds: of the device, the host and the link, which overlap.
-    *_collectives: their number.
+    *_taken_seconds: of the device, by the multiprocessors that collectives run on. *_collectives: their number.
     """
 
     pass_bytes: float
@@ -61,10 +61,12 @@ class Extrapolation:
     pass_device_seconds: float
     pass_host_seconds: float
     pass_link_seconds: float
+    pass_taken_seconds: float
     pass_collectives: float
     step_device_seconds: float
     step_host_seconds: float
     step_link_seconds: float
+    step_taken_seconds: float
     step_collectives: float
 
 
