@@ -49,6 +49,7 @@ ESTIMATES_FIELDS = {
     "nccl_bytes",
     "host_needed_bytes",
     "host_memory_bytes",
+    "checkpoint_bytes",
     "disk_bytes",
 }
 GPU_FIELDS = {

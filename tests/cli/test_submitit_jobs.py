@@ -19,7 +19,11 @@ import pytest
 from conftest import ROOT, compose, small, start_legroom
 from processes import children_with
 
+from legroom import invocation
 from legroom.cli import argv, submitit_jobs, sweep
+from legroom.cli.submit import slurm as slurm_file
+from legroom.cli.submit.job import Job
+from legroom.cli.submit.settings import Settings
 from legroom.ranks import rank_info
 from legroom.records import record, record_file
 
@@ -287,26 +291,41 @@ echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT 
 status=ok
 trap 'status=preempted' USR1
 if [ "$SLURM_RESTART_COUNT" -lt 2 ]; then for i in {1..200}; do [ $status = ok ] && sleep 0.05; done; fi
-[ "$RANK" = 0 ] && printf '{\\n "schema_version": 1,\\n "status": "%s"\\n}' $status > run/result.json
+[ "$RANK" = 0 ] && printf '{\\n "schema_version": 1,\\n "status": "%s"\\n}' $status > "$RUN/result.json"
 exit 0
 """
 
 
-def test_the_batch_script_requeues_what_was_saved(slurm, tmp_path):
-    script = ROOT / "scripts/slurm.sbatch"
-    assert subprocess.run(["bash", "-n", script]).returncode == 0
-    (tmp_path / "run").mkdir()
+def test_the_batch_script_requeues_what_was_saved(slurm, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
     (tmp_path / "python").write_text(TRAIN)
     (tmp_path / "python").chmod(stat.S_IRWXU)
-    job = subprocess.run(
-        ["sbatch", "--nodes=2", "--ntasks-per-node=2", script, "run", "model=gpt2", "a=b c"],
+    monkeypatch.setenv(invocation.VARIABLE, f"{tmp_path}/python ")
+    job = Job(
+        folder=str(run),
+        overrides=("model=gpt2", "a=b c"),
+        machines=2,
+        ranks=2,
+        gpus=2,
+        cpus=4,
+        memory_bytes=1,
+        shm_bytes=1,
+        disk_bytes=1,
+        grace_seconds=60,
+        seconds=None,
+        keeps=None,
+    )
+    (tmp_path / "script").write_text(slurm_file.text(job, Settings(), "# of a test\n"))
+    submitted = subprocess.run(
+        ["sbatch", "script"],
         cwd=tmp_path,
-        env=os.environ | slurm | {"PYTHON": str(tmp_path / "python"), "LOG": str(tmp_path / "started")},
+        env=os.environ | slurm | {"LOG": str(tmp_path / "started"), "RUN": str(run)},
         check=True,
         capture_output=True,
         text=True,
     )
-    assert job.stdout == "Submitted batch job 1000\n"
+    assert submitted.stdout == "Submitted batch job 1000\n"
     for attempt in range(2):
         started = tmp_path / f"started-{attempt}"
         wait_for(lambda path=started: path.exists() and len(path.read_text().splitlines()) == 4, 20)
@@ -314,10 +333,10 @@ def test_the_batch_script_requeues_what_was_saved(slurm, tmp_path):
     wait_for(lambda: (tmp_path / "slurm/1000").read_text() == "COMPLETED", 20)
     ranks_started = sorted((tmp_path / "started-2").read_text().splitlines())
     assert ranks_started == [
-        f"{rank}/4 {rank % 2}/2 localhost 21000 train.py hydra.run.dir=run resume=latest model=gpt2 a=b c"
+        f"{rank}/4 {rank % 2}/2 localhost 21000 train.py hydra.run.dir={run} resume=latest model=gpt2 a=b c"
         for rank in range(4)
     ]
-    log = (tmp_path / "slurm-1000.out").read_text()
+    log = (tmp_path / "run-1000.out").read_text()
     assert re.findall(r"attempt (\d) of job 1000: (\w+)", log) == [("0", "preempted"), ("1", "preempted"), ("2", "ok")]
 
 

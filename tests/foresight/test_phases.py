@@ -148,6 +148,9 @@ def test_phases_are_in_the_order_of_a_training_and_sum_up_their_parts(predicted,
         assert sum(each["host_parts"].values()) == (each["host_bytes"] or 0)
     assert outcome.memory.host_needed_bytes == max(each["host_bytes"] or 0 for each in outcome.memory.phases)
     assert outcome.memory.disk_bytes > 3 * 12 * outcome.memory.parameter_count  # three checkpoints of AdamW in fp32
+    left_out = predicted(*GPU[1:]).memory
+    assert left_out.disk_bytes is None and left_out.checkpoint_bytes == outcome.memory.checkpoint_bytes
+    assert outcome.memory.disk_bytes > 3 * outcome.memory.checkpoint_bytes, "three checkpoints, and the model"
     screen = brief.answer(outcome)
     assert all(f"  {name} " in screen for name in names)
 

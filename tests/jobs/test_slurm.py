@@ -25,6 +25,7 @@ STEPS = 900
 # Steps of a tenth of a second: a minute's time limit comes before the last one, and long after the first.
 SLOW = """
 import time, torch
+torch.set_num_threads(1)
 step = torch.optim.AdamW.step
 def slow(*args, **settings):
     time.sleep(0.1)
@@ -84,15 +85,18 @@ def test_a_sweep_over_its_time_limit_is_saved_requeued_and_finished(slurm, envir
 
 
 def test_a_batch_job_that_is_preempted_is_saved_requeued_and_finished(slurm, environment, tmp_path):
-    env = environment(SLOW) | {"PYTHON": sys.executable}
     run = tmp_path / "run"
-    sizes = ["--partition=low", "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0"]
-    script = ["sbatch", "--parsable", *sizes, f"--output={tmp_path}/out.txt", str(ROOT / "scripts/slurm.sbatch")]
+    submit = [sys.executable, str(ROOT / "scripts/submit.py"), "slurm", str(run), "--go", "--queue", "low"]
     submitted = subprocess.run(
-        [*script, str(run), *small(*TRAINS)], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60
+        [*submit, "--hours", "1", *small(*TRAINS)],
+        env=environment(SLOW),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert submitted.returncode == 0, submitted.stderr
-    job = submitted.stdout.strip()
+    job = submitted.stdout.split("Submitted batch job ")[1].strip()
     wait_for(lambda: (run / STEPS_FILE).exists() and (run / STEPS_FILE).stat().st_size, 240, tmp_path)
     urgent = ["sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", f"--output={tmp_path}/high.txt"]
     slurm.output(*urgent, "--wrap=sleep 5")

@@ -56,8 +56,8 @@ KillWait=10
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
-NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=16000
+NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=16000
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=30 MaxTime=INFINITE State=UP
 PartitionName=high Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=INFINITE State=UP
 """
@@ -81,7 +81,7 @@ class Slurm:
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PATH": os.pathsep.join([str(folder / "bin"), os.environ["PATH"], "/usr/sbin", "/sbin"]),
         }
-        self.waiting: dict[str, float] = {}  # job -> when it was first seen to wait
+        self.waiting: dict[str, float] = {}  # job -> since when it has been seen to wait
         (folder / "bin").mkdir()
         (folder / "bin" / "sacct").write_text(SACCT.format(python=sys.executable))
         (folder / "bin" / "sacct").chmod(0o755)
@@ -132,11 +132,13 @@ class Slurm:
     def hurry(self) -> None:
         """Let jobs begin that were requeued: SLURM waits two minutes for what ends slowly on another node. A little is
         needed: at first slurmd takes the new job for the old one."""
-        for job in self.output("squeue", "-h", "-t", "PENDING", "-o", "%A").split():
-            seen = self.waiting.setdefault(job, time.monotonic())
-            if time.monotonic() > seen + REQUEUE_SECONDS:
+        now = time.monotonic()
+        pending = self.output("squeue", "-h", "-t", "PENDING", "-o", "%A").split()
+        self.waiting = {job: self.waiting.get(job, now) for job in pending}  # of one that has begun, from the next time
+        for job, seen in self.waiting.items():
+            if now > seen + REQUEUE_SECONDS:
                 self.output("scontrol", "update", f"JobId={job}", "StartTime=now")
-                del self.waiting[job]
+                self.waiting[job] = now
 
     def logs(self) -> str:
         """The ends of the daemons' logs."""

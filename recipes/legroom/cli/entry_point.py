@@ -33,6 +33,7 @@ from legroom.ranks.rank_info import RankInfo, current_rank
 
 VERBOSE = "--verbose"  # the one flag that is not Hydra's
 ENDS_SWEEP = ("interrupted", "preempted", sweeps.INVALID)  # statuses after which no further job is run
+WAITS_FOR_RANKS = "LEGROOM_WAITS_FOR_RANKS"  # set by what waits for every rank: cli/submit/assets/ranks.sh
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
 
 
@@ -163,7 +164,8 @@ def _hydra_main(conf: Path, sweep: sweeps.Sweep, ended: Ended) -> Callable[[], N
             return _job_of_sweep(composed, hydra_config, sweep, ended)
         status = single_run.run_alone(composed, hydra_config)
         ended.statuses.append(status)
-        if current_rank().is_main:  # a launcher ends all ranks where one fails: rank 0 may still write
+        # Most launchers end all ranks where one fails, and rank 0 may still write.
+        if current_rank().is_main or WAITS_FOR_RANKS in os.environ:
             ended.preempted_exit_code = composed.launch.preempted_exit_code
         return status
 

@@ -103,12 +103,17 @@ def disk_bytes(cfg: Config, kept: Stored) -> int:
     """What checkpoints and the saved model take of the disk: those that stay, and the one that is written."""
     total = 0
     if cfg.save.every_steps:
-        total += (cfg.save.keep + 1) * _saved_bytes(cfg, kept, cfg.parallelism.world_size)
+        total += (cfg.save.keep + 1) * checkpoint_bytes(cfg, kept)
     elif saves_model(cfg):
-        total += _saved_bytes(cfg, kept, cfg.parallelism.world_size)  # behind the last step, until the model is saved
+        total += checkpoint_bytes(cfg, kept)  # behind the last step, until the model is saved
     if saves_model(cfg):
         total += _model_file_bytes(cfg, kept)
     return total
+
+
+def checkpoint_bytes(cfg: Config, kept: Stored) -> int:
+    """What one checkpoint of all ranks takes of the disk."""
+    return _saved_bytes(cfg, kept, cfg.parallelism.world_size)
 
 
 # --- by phase ------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def enter(cfg: Config, outcome: Record, kept: Stored, outside_bytes: int) -> Non
             phases.append(Phase(name, on_device.get(name), sum(parts.values()) or None, parts))
     memory.phases = [asdict(phase) for phase in phases]
     memory.host_needed_bytes = max(phase.host_bytes or 0 for phase in phases)
+    memory.checkpoint_bytes = host.checkpoint_bytes(cfg, kept)
     memory.disk_bytes = host.disk_bytes(cfg, kept) or None
     memory.host_memory_bytes = known_host_bytes(cfg)
     if outcome.estimate is not None:

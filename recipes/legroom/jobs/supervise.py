@@ -15,7 +15,15 @@ from legroom.jobs import fork_client, launch, post_mortem
 from legroom.jobs.post_mortem import WorkerExit
 from legroom.machine.interpreter import exit_text
 from legroom.ranks import failure_store
-from legroom.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, Shown, WarningRaised
+from legroom.records.messages import (
+    Message,
+    PhaseStarted,
+    RankFailed,
+    RankPreempted,
+    RecordUnwritten,
+    Shown,
+    WarningRaised,
+)
 from legroom.records.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between SIGINT and SIGKILL: a run must end within a second of Ctrl-C
@@ -58,6 +66,7 @@ class Supervisor:
         config = job.record.config  # an estimate has nothing to save
         self.saves_on_signal = config["save"]["on_signal"] and job.record.recipe != "estimate"
         self.failures: list[RankFailed] = []  # in the order of arrival
+        self.preempted: list[int] = []  # ranks other than 0 that a signal has stopped, and that have saved
         self.unwritten: Record | None = None  # the record that rank 0 could not write
         self._closed_at: dict[int, float] = {}  # time.monotonic() by rank, of workers that closed their pipe
         self._on_message = on_message
@@ -134,8 +143,10 @@ class Supervisor:
         outcome = self.job.record
         if reason in ("interrupted", "preempted"):
             outcome.status = reason
+        elif code != 0:
+            outcome.status = "failed"
         else:
-            outcome.status = "ok" if code == 0 else "failed"
+            outcome.status = "preempted" if self.preempted else "ok"
         if cause is not None:
             outcome.status, outcome.error = cause.status, cause.error
             if not self.failures:  # the worker died before it could publish its failure
@@ -226,6 +237,9 @@ class Supervisor:
         """Takes a message of a rank. What others than the first say of their phases is for this class alone."""
         if isinstance(message, RankFailed):
             self.failures.append(message)
+            return
+        if isinstance(message, RankPreempted):
+            self.preempted.append(rank)
             return
         if isinstance(message, RecordUnwritten):
             self.unwritten = message.record

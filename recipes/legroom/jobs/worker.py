@@ -23,7 +23,7 @@ from legroom.machine import host, worker_environment
 from legroom.ranks import failure_store
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record_file
-from legroom.records.messages import Message, PhaseStarted, Progress, RankFailed, RecordUnwritten
+from legroom.records.messages import Message, PhaseStarted, Progress, RankFailed, RankPreempted, RecordUnwritten
 
 Send = Callable[[Message], None]
 
@@ -50,6 +50,9 @@ def main(job: launch.Job, pipe: Connection) -> None:
         code = 1
         worker_environment.lift_memory_limit()
         _note_failure(cfg, job, error, progress.phase, send)
+    if not job.rank_info.is_main and job.record.status == "preempted":
+        with contextlib.suppress(OSError):
+            send(RankPreempted())
     if job.rank_info.is_main:
         assert job.folder is not None
         try:

@@ -90,6 +90,11 @@ class RankFailed(Message):
 
 
 @dataclass(frozen=True)
+class RankPreempted(Message):
+    """A rank other than 0, which writes no record, has saved its part of a checkpoint and ends before the last step."""
+
+
+@dataclass(frozen=True)
 class RecordUnwritten(Message):
     """The record of a worker that could not write it, because the disk is full, for example."""
 

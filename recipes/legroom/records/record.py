@@ -105,6 +105,18 @@ class Speed:
     bound_by: str | None = None  # of an estimate, waits for: host, arithmetic, memory, link, machine link or host link
 
 
+# Figures of Memory that a single rank does not have.
+OF_ALL_RANKS = (
+    "per_rank",
+    "all_ranks_bytes",
+    "phases",
+    "host_needed_bytes",
+    "host_memory_bytes",
+    "checkpoint_bytes",
+    "disk_bytes",
+)
+
+
 @dataclass
 class Memory:
     """The first five sum to peak_tensor_bytes: they are counted at the moment of the peak."""
@@ -134,13 +146,14 @@ class Memory:
     phases: list[dict] = field(default_factory=list)
     host_needed_bytes: int | None = None  # the most that a phase needs of a machine's memory
     host_memory_bytes: int | None = None  # what the machine has, where that is known
+    checkpoint_bytes: int | None = None  # one checkpoint, of all ranks together: what a signal has a training save
     disk_bytes: int | None = None  # checkpoints that stay, the one that is written, and the saved model
 
     def of_rank(self, rank: int) -> dict:
         """An entry of per_rank: these figures, as those of a rank."""
         figures = asdict(self)
-        for name in ("per_rank", "all_ranks_bytes", "phases", "host_needed_bytes", "host_memory_bytes", "disk_bytes"):
-            del figures[name]  # of all ranks
+        for name in OF_ALL_RANKS:
+            del figures[name]
         return {"rank": rank} | figures
 
 

@@ -1,0 +1,1 @@
+"""Files that hand a training over to a scheduler: SLURM, Kubernetes, SkyPilot and dstack."""
