@@ -42,6 +42,16 @@ def test_what_an_option_needs_is_refused_in_words(new_option, facts, expected):
     assert problem.startswith("optim=new needs ") and expected in problem
 
 
+def test_all_that_is_missing_is_said_at_once_with_a_choice_that_needs_none_of_it(new_option):
+    facts = "instead: adapter=qlora\n  package: no_such\n  requires: ['neither-is-this>=1']"
+    missing = {"peft", "no_such"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "has", lambda package: package not in missing)
+        (problem,) = new_option(f"facts:\n  {facts}\n")("device=cpu")[2]
+    assert problem.startswith("optim=new needs the package no_such; and neither-is-this>=1")
+    assert problem.endswith("pip install no_such 'neither-is-this>=1', or choose adapter=none.")
+
+
 def test_what_is_installed_is_not_refused(new_option):
     assert new_option("facts:\n  package: torch\n  requires: ['transformers>=4']\n")("device=cpu")[2] == []
 
