@@ -24,11 +24,12 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from legroom import invocation, units
-from legroom.cli import check_levers, console
+from legroom.cli import check_annotations, check_levers, console
 from legroom.cli.exit_codes import OUT_OF_MEMORY, REFUSED
 from legroom.errors import Refusal
 from legroom.estimator.cards import gpu_of
 from legroom.estimator.step_estimate import StepEstimate
+from legroom.machine import instances
 from legroom.records.record import DOES_NOT_FIT, Record
 from legroom.report import predicted
 from legroom.script_check import check, check_record, command, largest_batch, process, try_levers
@@ -49,6 +50,8 @@ def main(argv: list[str]) -> int:
     try:
         return _check(arguments, argv[: len(argv) - len(arguments.program)])
     except (Refusal, OSError) as error:
+        if arguments.github:
+            console.say(check_annotations.refusal(str(error)))
         return refused(error, arguments.json)
 
 
@@ -117,7 +120,11 @@ def parsed(parser: Parser, argv: list[str]) -> argparse.Namespace:
 def _parser() -> Parser:
     parser = parser_of("check", __doc__, "[--gpu GPU[,GPU]] [options]")
     add = parser.add_argument
-    add("--gpu", default="auto", help="an option of conf/gpu, several with commas; auto is the installed one")
+    add(
+        "--gpu",
+        default="auto",
+        help="an option of conf/gpu or a machine of a cloud (aws/p5.48xlarge), several with commas; auto: what is here",
+    )
     add("--gpus", type=int, metavar="N", help="one rank of N, where the command line has no launcher")
     add("--rank", type=int, default=0, metavar="R", help="the rank that is followed (%(default)d)")
     add(
@@ -146,6 +153,12 @@ def _parser() -> Parser:
     add("--largest-batch", action="store_true", dest="batches", help="the largest batch that fits, as what to type")
     add("--batch-flag", metavar="NAME", help="the script's argument that is its batch; known of TrainingArguments")
     add("--strict", action="store_true", help="refuse a script that decides by a number that nobody computed")
+    add("--sarif", type=invocation.path, metavar="FILE", help="write the verdicts as SARIF, for code scanning")
+    add(
+        "--github",
+        action="store_true",
+        help="print the verdicts as GitHub's annotations, and add them to a job's summary",
+    )
     add("--into", type=invocation.path, metavar="FOLDER", help="write a record (result.json) and a page, of each GPU")
     return parser
 
@@ -201,7 +214,18 @@ def _check(arguments: argparse.Namespace, options: list[str]) -> int:
     else:
         for line in lines:
             console.say(_shorter(line))
+    _annotate(arguments, check_annotations.findings(runs, run_lines, arguments.budget))
     return _exit_code(runs, arguments.budget)
+
+
+def _annotate(arguments: argparse.Namespace, found: list[check_annotations.Finding]) -> None:
+    """Write SARIF, and print what GitHub shows in a pull request, where that is asked for."""
+    if arguments.sarif is not None:
+        arguments.sarif.write_text(json.dumps(check_annotations.sarif(found), indent=1) + "\n")
+    if arguments.github:
+        for line in check_annotations.workflow_commands(found):
+            console.say(line)
+        check_annotations.add_summary(found)
 
 
 def _check_arguments(arguments: argparse.Namespace, names: list[str]) -> None:
@@ -216,6 +240,14 @@ def _check_arguments(arguments: argparse.Namespace, names: list[str]) -> None:
         raise Refusal(f"--steps {arguments.steps}: it must be at least 1.")
     if arguments.price is not None and not 0 < arguments.price < math.inf:
         raise Refusal(f"--price {arguments.price}: it must be above 0.")
+    if arguments.github and arguments.json:
+        raise Refusal(
+            "--github prints lines, and --json nothing but the figures. Type one of them; --sarif goes with both."
+        )
+    if arguments.sarif is not None and not arguments.sarif.parent.is_dir():
+        raise Refusal(
+            f"--sarif {arguments.sarif}: there is no folder {arguments.sarif.parent}. Make it, or name another file."
+        )
     if arguments.price is not None and arguments.steps is None:
         raise Refusal("--price needs the length of the run: add --steps, the number of its optimizer steps.")
 
@@ -230,10 +262,16 @@ def _whole_runs(
     for run in runs:
         for name, estimate in run.estimates.items():
             ranks = run.program.ranks or 1
-            whole = check_record.enter_run(records[name], estimate, arguments.steps, ranks, arguments.price)
+            price = arguments.price
+            instance = instances.find(name)
+            if price is None and instance is not None:
+                price = instance.price_of_gpu(ranks)
+            whole = check_record.enter_run(records[name], estimate, arguments.steps, ranks, price)
             figures[name]["whole_run"] = dataclasses.asdict(whole)
             times = f"{predicted.run_text(whole)}: {predicted.run_parts_text(whole)}"
             lines.append(f"  run on {estimate.device_name}: {times}")
+            if instance is not None:
+                lines.append(f"  {instance.name}: {instance.text}")
     return lines
 
 

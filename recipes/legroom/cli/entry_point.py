@@ -28,6 +28,7 @@ from legroom.cli import sweep as sweeps
 from legroom.cli.exit_codes import REFUSED
 from legroom.compat import hydra_private, hydra_refused_code_private, hydra_remembered_private
 from legroom.errors import Refusal
+from legroom.machine import instances
 from legroom.options import compose, hydra_errors, model_names, overrides
 from legroom.ranks.rank_info import RankInfo, current_rank
 
@@ -137,6 +138,10 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     named, notes = model_names.in_overrides(line.overrides, folders or [conf])
     for note in notes:
         console.say(note)
+    try:
+        named = instances.in_overrides(named)
+    except Refusal as refusal:
+        return line.flags + line.overrides, str(refusal).splitlines()
     in_quotes = overrides.quoted(named)
     sweeping = bool(line.names & argv.MULTIRUN)
     problems = overrides.problems(in_quotes, folders, sweeping)

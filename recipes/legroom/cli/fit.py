@@ -15,7 +15,8 @@ the best configuration of each.
                                  another
     fit.top=5                    how many rows to print
     fit.gpus=4                   how many GPUs train together; [1,2,4] compares
-    fit.prices={{l4_24gb:0.7}}     of a GPU and hour; then the table of several GPUs has the cost of a million tokens
+    fit.prices={{l4_24gb:0.7}}     of a GPU and hour; then the table of several GPUs has the cost of a million tokens;
+                                 machines of clouds (gpu=aws/p5.48xlarge,gcp/a3-highgpu-8g) have dated prices
     fit.sort=cost                the table of several GPUs by cost, or by hours of the whole run; speed otherwise
 
 Exit code 0 when something fits, 3 when nothing does, 2 for a refusal.
@@ -62,7 +63,7 @@ def find(argv: list[str]) -> int:
             return _find_places(places, others, options)
         (place,) = places
         typed_once = f"gpu={place.gpu}" in overrides and len(others) == len(overrides) - 1
-        if place.gpu is not None and (options.prices or not typed_once):
+        if place.gpu is not None and (options.prices or not typed_once or place.instance):
             overrides = place.overrides(others, options)
         return _find_one(overrides, place.options(options))
     except BrokenProcessPool:

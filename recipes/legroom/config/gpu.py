@@ -34,6 +34,7 @@ class Gpu(Menu):
     used_gib: float | None = key(minimum=0, recorded="if set")
     power_limit: float | None = key(minimum=0.1, recorded="if set")
     host_memory_gib: float | None = key(minimum=0.1, recorded="if set")
+    instance: str | None = key(recorded="if set")
 
     @property
     def compute_capability(self) -> tuple[int, int]:

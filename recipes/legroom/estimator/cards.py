@@ -8,7 +8,7 @@ from legroom import config, suggestions
 from legroom.config import Gpu
 from legroom.config.values import value_problems
 from legroom.errors import Refusal
-from legroom.machine import gpu_specs, host
+from legroom.machine import gpu_specs, host, instances
 
 
 def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
@@ -27,6 +27,11 @@ def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
             if figures is not None:
                 return config.from_dict(figures | {"memory_bytes": installed.memory_bytes}, Gpu)
         raise Refusal(f"gpu='auto': no GPU with known figures is installed here. Choose one: {gpu_specs.names()}.")
+    if instances.is_named(gpu):
+        instance = instances.find(gpu)
+        if instance is None:
+            raise Refusal(instances.unknown(gpu))
+        return config.from_dict({**instance.card, "name": instance.name, "instance": instance.name}, Gpu)
     if gpu not in options:
         raise Refusal(f"gpu={gpu!r} is not known. Choose one: {gpu_specs.names()}.{suggestions.nearest(gpu, options)}")
     return config.from_dict(options[gpu], Gpu)

@@ -14,6 +14,7 @@ from legroom.config import Config
 from legroom.foresight import host
 from legroom.foresight.kept_bytes import Stored
 from legroom.machine import host as machine
+from legroom.machine import instances
 from legroom.models import builder
 from legroom.records.record import DOES_NOT_FIT, EVALUATION, HOST, Error, Record
 from legroom.training.generate import TOKENS
@@ -70,6 +71,7 @@ def enter(cfg: Config, outcome: Record, kept: Stored, outside_bytes: int) -> Non
     memory.checkpoint_bytes = host.checkpoint_bytes(cfg, kept)
     memory.disk_bytes = host.disk_bytes(cfg, kept) or None
     memory.host_memory_bytes = known_host_bytes(cfg)
+    outcome.warnings += _disk_warning(cfg, memory.disk_bytes or 0)
     if outcome.estimate is not None:
         _judge_device(outcome, phases)
     _judge_host(cfg, outcome, phases)
@@ -80,6 +82,17 @@ def known_host_bytes(cfg: Config) -> int | None:
     if cfg.target.on_gpu:
         return None if cfg.gpu.host_memory_gib is None else int(cfg.gpu.host_memory_gib * GIB)
     return machine.memory_bytes()
+
+
+def _disk_warning(cfg: Config, needed: int) -> list[str]:
+    """A warning where the local disks of a cloud's machine are too small for checkpoints and the saved model."""
+    instance = instances.find(cfg.gpu.instance) if cfg.gpu.instance else None
+    if instance is None or instance.disk_gb is None or needed <= instance.disk_gb * 1e9:
+        return []
+    return [
+        f"the disk: {units.size(needed)} are needed for checkpoints and the saved model, and {instance.name} has "
+        f"{instance.disk_gb:,g} GB of local disk. Attach a volume, or type a smaller save.keep."
+    ]
 
 
 # --- the device ----------------------------------------------------------------------------------------

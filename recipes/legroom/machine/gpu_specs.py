@@ -17,6 +17,7 @@ NOT_OF_A_SHEET = (
     "host_memory_gib",
     "used_gib",
     "power_limit",
+    "instance",
 )
 
 

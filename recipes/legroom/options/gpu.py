@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 from legroom import config
 from legroom.config import Config
-from legroom.machine import gpu_specs, host
+from legroom.machine import gpu_specs, host, instances
 from legroom.options import hooks, requirements
 from legroom.ranks import rank_info
 
@@ -33,7 +34,10 @@ def sharding_group(cfg: Config) -> int:
 
 
 def resolve(cfg: Config) -> list[str]:
-    """Replaces gpu=auto of an estimate by the installed GPU. Returns what prevents it."""
+    """Replaces gpu=auto by the GPU of gpu.instance, or that of an estimate by the installed one. Returns what prevents
+    it."""
+    if cfg.gpu.instance is not None:
+        return _resolve_instance(cfg)
     if not cfg.predicts or cfg.gpu.kind != "auto" or cfg.device == "cpu":
         return []
     if not host.gpus():
@@ -56,6 +60,48 @@ def resolve(cfg: Config) -> list[str]:
     cfg.gpu = config.from_dict(values, config.Gpu)
     cfg.target = host.target(cfg)
     return []
+
+
+def _resolve_instance(cfg: Config) -> list[str]:
+    """Enter what is known of a machine of a cloud, where nothing else was typed."""
+    name = str(cfg.gpu.instance)
+    instance = instances.find(name)
+    if instance is None:
+        return [instances.unknown(name)]
+    if cfg.gpu.kind != "auto":
+        return [f"gpu.instance={name} has a GPU of its own. Type gpu={instance.name}, without gpu={cfg.gpu.name}."]
+    ranks = cfg.parallelism.num_processes or 1
+    values: dict[str, Any] = {**instance.card, "name": instance.name, "kind": "card"}
+    for key in gpu_specs.NOT_OF_A_SHEET:
+        values[key] = getattr(cfg.gpu, key)
+    values["instance"] = instance.name
+    if values["host_memory_gib"] is None:
+        values["host_memory_gib"] = instance.host_memory_gib
+    if values["price_per_hour"] is None:
+        values["price_per_hour"] = instance.price_of_gpu(ranks)
+    if (values["machines"] or 1) == 1:
+        values["machines"] = instance.machines(ranks)
+    if values["machines"] > 1 and values["machine_link_gb_per_second"] is None and instance.network_gbit:
+        values["machine_link_gb_per_second"] = instance.network_gbit / 8
+    cfg.gpu = config.from_dict(values, config.Gpu)
+    cfg.target = host.target(cfg)
+    return []
+
+
+def warnings(cfg: Config) -> list[str]:
+    """What is known of the machine of a cloud, and that the whole of it is paid for."""
+    instance = instances.find(cfg.gpu.instance) if cfg.gpu.instance else None
+    if instance is None or not cfg.predicts:
+        return []
+    lines = [f"{instance.name}: {instance.text}."]
+    ranks = cfg.parallelism.num_processes or 1
+    paid = instance.machines(ranks) * (instance.gpus or ranks)
+    if paid > ranks:
+        lines.append(
+            f"{instance.name}: {ranks} of {paid} GPUs train, and the price is that of whole machines. "
+            f"parallelism=ddp or parallelism=fsdp uses all of one."
+        )
+    return lines
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:

@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Glob, Override
 from legroom import paths, suggestions
 from legroom.compat import hydra_private
 from legroom.foresight.search.space import DIMENSIONS
-from legroom.machine import host
+from legroom.machine import host, instances
 from legroom.options import keys, menus
 
 KEYS = (
@@ -148,7 +148,13 @@ class Place:
         if self.gpu is None:
             return others
         price = options.prices.get(self.gpu)
-        return [*others, f"gpu={self.gpu}", *([f"gpu.price_per_hour={price:g}"] if price is not None else [])]
+        priced = [] if price is None else [f"gpu.price_per_hour={price:g}"]
+        return [*others, *instances.in_overrides([f"gpu={self.gpu}"]), *priced]
+
+    @property
+    def instance(self) -> instances.Instance | None:
+        """The machine of a cloud that is named in place of a GPU."""
+        return instances.find(self.gpu) if self.gpu else None
 
 
 def read_places(overrides: list[str], options: Options) -> tuple[list[Place], list[str], list[str]]:
@@ -168,7 +174,12 @@ def read_places(overrides: list[str], options: Options) -> tuple[list[Place], li
             problems += [
                 f"gpu={name}: there is no such option.{suggestions.nearest(name, known)} gpu has {', '.join(known)}."
                 for name in typed
-                if name not in known and len(typed) > 1  # of one GPU its own search says so
+                if name not in known
+                and len(typed) > 1
+                and not instances.is_named(name)  # of one its own search says so
+            ]
+            problems += [
+                instances.unknown(name) for name in typed if instances.is_named(name) and not instances.find(name)
             ]
         elif text in ("-m", "--multirun"):
             problems.append(f"{text}: fit is one search, also over several GPUs: gpu=l4_24gb,a100_80gb. Leave it out.")
@@ -184,7 +195,8 @@ def read_places(overrides: list[str], options: Options) -> tuple[list[Place], li
         for name in options.prices
         if name not in names
     ]
-    if options.sort == "cost" and not options.prices and not any("gpu.price_per_hour=" in text for text in others):
+    has_prices = bool(options.prices) or any(place.instance and place.instance.price for place in places)
+    if options.sort == "cost" and not has_prices and not any("gpu.price_per_hour=" in text for text in others):
         problems.append(
             "fit.sort=cost needs prices. Add gpu.price_per_hour=2, or fit.prices={a100_80gb:2,l4_24gb:0.7}."
         )

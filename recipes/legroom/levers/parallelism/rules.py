@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from legroom.config import Config
 from legroom.levers.parallelism import context_rules, fsdp_rules, launcher_conflicts, pipeline_rules, zero_rules
-from legroom.machine import host
+from legroom.machine import host, instances
 from legroom.options import hooks, model_families
 from legroom.options.hooks import Dimension
 from legroom.ranks import rank_info
@@ -30,6 +30,9 @@ def processes(cfg: Config) -> int:
         return cfg.parallelism.num_processes or 1 if _is_played_dp(cfg) else 1
     rank = rank_info.current_rank()
     own = len(host.gpus()) if cfg.target.on_gpu else 1
+    if cfg.predicts and cfg.gpu.instance:
+        instance = instances.find(cfg.gpu.instance)
+        own = instance.gpus or 0 if instance else 0
     return rank.world_size if rank.launched else cfg.parallelism.num_processes or own
 
 
