@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The file of a training for SLURM, Kubernetes, SkyPilot or dstack.
+"""The file of a training for SLURM, Kubernetes, SkyPilot, dstack or Ray.
 
 The command `submit` of a checkout; --help says how it is used.
 """

@@ -23,7 +23,7 @@ COMMANDS = {
     "measure": ("legroom.cli.measure", "run a training script of your own for some steps, and count what it takes"),
     "fit": ("legroom.cli.fit", "the fastest configurations that fit a GPU"),
     "check": ("legroom.cli.check", "will my script fit? Any training script, unmodified, on a GPU that is not here"),
-    "submit": ("legroom.cli.submit.command", "the file of a training for SLURM, Kubernetes, SkyPilot or dstack"),
+    "submit": ("legroom.cli.submit.command", "the file of a training for SLURM, Kubernetes, SkyPilot, dstack or Ray"),
     "chat": ("legroom.cli.chat", "talk to a trained model"),
     "export": ("legroom.cli.export", "merge a trained adapter into its base"),
     "report": ("legroom.cli.report", "the table, picture and page of runs that are there"),

@@ -1,1 +1,1 @@
-"""Files that hand a training over to a scheduler: SLURM, Kubernetes, SkyPilot and dstack."""
+"""Files that hand a training over to a scheduler: SLURM, Kubernetes, SkyPilot, dstack and Ray."""

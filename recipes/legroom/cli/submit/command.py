@@ -2,7 +2,7 @@
 
     {submit} slurm /shared/me/large gpu=h100_80gb model=bert_large parallelism=ddp parallelism.num_processes=8
     {submit} k8s /runs/large --image registry/legroom:gpu --volume runs --queue team gpu=h100_80gb ...
-    {submit} sky | dstack FOLDER ...
+    {submit} sky | dstack | ray FOLDER ...
 
 Takes the overrides of {train}. They are estimated first, so a GPU is named with gpu=, the number of all ranks with
 parallelism.num_processes=, and machines with gpu.machines= and gpu.machine_link_gb_per_second=; what would not fit is
@@ -34,7 +34,7 @@ from legroom.jobs import launch, supervise
 from legroom.options import model_names
 from legroom.records.record import Record, verdict_of
 
-SCHEDULERS = ("slurm", "k8s", "sky", "dstack")
+SCHEDULERS = ("slurm", "k8s", "sky", "dstack", "ray")
 FLAGS = ("image", "volume", "queue", "hours")
 # What the command writes itself, or what a training that is started again cannot have.
 OWN_KEYS = {
