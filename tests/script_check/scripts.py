@@ -95,6 +95,7 @@ for _ in range(5):
     if norm.item() < 1000:
         optimizer.step()
     optimizer.zero_grad()
+    torch.save({"optimizer": optimizer.state_dict(), "table": torch.zeros(2**25).cuda()}, "checkpoint.pt")
 """
 )
 

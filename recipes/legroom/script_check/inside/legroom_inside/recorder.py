@@ -10,6 +10,7 @@ from legroom_inside.storages import BACKWARD, COPY, FORWARD, PARAMETER, held_ten
 from legroom_inside.values import aten, tensors_of
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+SHORT = (torch.dtype, torch.device, torch.layout, torch.memory_format)  # arguments that a word describes
 
 
 def _acts_itself(kind):
@@ -158,4 +159,6 @@ def _described(value):
         return float(value)
     if isinstance(value, int):
         return int(value)
-    return ("other", type(value).__name__, str(value)[:80])
+    if isinstance(value, SHORT):
+        return ("other", type(value).__name__, str(value))
+    return ("other", type(value).__name__, "")  # its text may be long: a storage's is that of every byte
