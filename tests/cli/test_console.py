@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import rich.console
 from conftest import compose, small
 
 from legroom.cli import brief, console
@@ -142,3 +145,27 @@ def test_control_characters_are_escaped(capfd):
     console.say_problems(["a\x1b]0;title\x07b"])
     ended = capfd.readouterr()
     assert ended.out == "one\\x1b[2Jtwo\nthree\\u202efour\n" and ended.err == "refused: a\\x1b]0;title\\x07b\n"
+
+
+def test_a_long_search_says_what_it_does_and_for_how_long(monkeypatch, capsys):
+    monkeypatch.setattr(console, "BEAT_SECONDS", 0.05)
+    with console.Heartbeat("extrapolating") as beat:
+        time.sleep(0.2)
+        beat.show("3 estimated, 1 fit")
+        time.sleep(0.2)
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert not said.out and lines[0] == "extrapolating (0 s)" and lines[-1] == "3 estimated, 1 fit (0 s)"
+    with console.Heartbeat("extrapolating", silent=True):  # as --json asks
+        time.sleep(0.2)
+    assert not capsys.readouterr().err
+
+
+def test_on_a_terminal_the_line_is_drawn_with_its_seconds(monkeypatch):
+    screen = io.StringIO()
+    terminal = rich.console.Console(file=screen, force_terminal=True, width=80, legacy_windows=False)
+    monkeypatch.setattr(console, "rich_stderr", lambda: terminal)
+    with console.Heartbeat("script.py is read") as beat:
+        beat.show("script.py has taken [step 1]")
+        time.sleep(0.3)
+    assert "script.py has taken [step 1] (0 s)" in screen.getvalue()

@@ -7,6 +7,7 @@ import re
 import pytest
 from conftest import compose
 
+from legroom.cli import fit
 from legroom.errors import Refusal
 from legroom.estimator import cards
 from legroom.foresight.search import request
@@ -103,3 +104,11 @@ def test_the_cards_of_check_have_such_names():
     assert cards.gpu_of("runpod/h100_pcie").device_name == "NVIDIA H100 PCIe"
     with pytest.raises(Refusal, match="no such instance"):
         cards.gpu_of("aws/p7")
+
+
+def test_a_search_says_what_its_machines_have_and_when_their_price_was_read(monkeypatch, capsys):
+    monkeypatch.setattr(fit, "_find_places", lambda *_: 0)
+    assert fit.main(["model=bert_tiny", f"gpu={P5},gcp/g2-standard-4"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{P5}: 8 x NVIDIA H100") and "2026-11-09" in said[0]
+    assert "no price was read" in said[1]

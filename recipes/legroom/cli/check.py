@@ -13,6 +13,7 @@ Exit code 0 when it fits or is tight, 3 when it does not fit (or is above --budg
 """
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -20,7 +21,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from legroom import invocation, units
@@ -60,7 +61,6 @@ def refused(error: Exception, as_json: bool = False, figures: dict[str, Any] | N
 
     figures: what is known in spite of it, for a program that reads it.
     """
-    clear_progress()
     if isinstance(error, check.NotFollowed):
         print(tail_of(error.outcome), end="", file=sys.stderr)
     print(f"refused: {error}", file=sys.stderr)
@@ -183,9 +183,8 @@ def _check(arguments: argparse.Namespace, options: list[str]) -> int:
     settings = _settings(arguments)
     if arguments.into is not None:
         check_record.prepare(arguments.into, names)
-    progress = _no_progress if arguments.json else Progress(program.name)
-    runs = check.followed(program, gpus, settings, progress)
-    clear_progress()
+    with progress_of(program.name, arguments.json) as progress:
+        runs = check.followed(program, gpus, settings, progress)
     estimates, records = {}, {}  # by the name of the GPU
     for run in runs:
         estimates |= run.estimates
@@ -202,11 +201,11 @@ def _check(arguments: argparse.Namespace, options: list[str]) -> int:
     lines = []
     try:
         if not any(run.why for run in runs):
-            lines = _beside(arguments, dataclasses.replace(settings, page=False), runs, figures, records, progress)
+            with progress_of(program.name, arguments.json) as progress:
+                lines = _beside(arguments, dataclasses.replace(settings, page=False), runs, figures, records, progress)
     except Refusal as error:
         return refused(error, arguments.json, figures)
     finally:
-        clear_progress()
         if arguments.into is not None:
             print(f"written: {check_record.write(arguments.into, runs, records)}", file=sys.stderr)
     if arguments.json:
@@ -426,30 +425,16 @@ def tail_of(outcome: process.Outcome) -> str:
     return "".join(f"  | {line}\n" for line in output.rstrip().splitlines()[-TAIL_LINES:])
 
 
-def clear_progress() -> None:
-    """Begin the next line where the progress stands."""
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def progress_of(name: str, silent: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Inside, stderr says how far a script is; gives what its messages go to. silent: for --json, which prints nothing
+    but the figures."""
+    with console.Heartbeat(f"{name} is read", silent) as beat:
 
+        def show(message: dict[str, Any]) -> None:
+            if message.get("kind") == "trial":
+                beat.show(f"{name} {message['text']}")
+            if message.get("kind") == "step":
+                beat.show(f"{name} has taken step {message['step']}, after {message['seconds']:.0f} s")
 
-def _no_progress(message: dict[str, Any]) -> None:
-    """For --json, which prints nothing but the figures."""
-
-
-class Progress:
-    """A line on stderr that says how far the script is."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self.draws = sys.stderr.isatty()
-        self._show("is read")
-
-    def __call__(self, message: dict[str, Any]) -> None:
-        if message.get("kind") == "trial":
-            self._show(message["text"])
-        if message.get("kind") == "step":
-            self._show(f"has taken step {message['step']}, after {message['seconds']:.0f} s")
-
-    def _show(self, text: str) -> None:
-        if self.draws:
-            print(f"\r\033[K{self.name} {text}", end="", file=sys.stderr, flush=True)
+        yield show

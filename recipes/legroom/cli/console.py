@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
 LINE_SECONDS = 60.0  # between two lines where there is no terminal to draw on
+BEAT_SECONDS = 30.0  # between two lines of `Heartbeat` there
 QUIET_SECONDS = 4.0  # after which an estimate says again what it does, where there is no terminal to draw on
 VERBOSE = False  # set by --verbose: the summary has all figures
 
@@ -173,6 +174,57 @@ class Console:
             self.console.print(f"{steps}  loss {message.loss:.4f}  {message.samples_per_second:.1f} samples/s")
         else:
             self.console.print(f"{task.description} {steps}")
+
+
+class Heartbeat:
+    """What is being done, and for how many seconds so far, on stderr: on a terminal a line that is drawn again each
+    second and vanishes at the end, elsewhere a line every half minute. silent: nothing at all."""
+
+    def __init__(self, text: str, silent: bool = False):
+        terminal = rich_stderr()
+        self.draws = terminal.is_terminal and not terminal.is_dumb_terminal
+        self.terminal = terminal
+        self.silent = silent
+        self._text = text
+        self._status = terminal.status("", spinner=spinner(terminal.encoding))
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Heartbeat:
+        if not self.silent:
+            if self.draws:
+                self._status.start()
+            self._draw()
+            threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._ended.set()
+        if self.draws and not self.silent:
+            self._status.stop()
+
+    def show(self, text: str) -> None:
+        """Say what is being done from now on."""
+        self._text = printable(text)
+        self._draw()
+
+    def line(self) -> str:
+        """What is being done, and for how long something has been done at all."""
+        return f"{self._text} ({time.monotonic() - self._began:.0f} s)"
+
+    def _draw(self) -> None:
+        if self.draws and not self.silent and not self._ended.is_set():
+            from rich.text import Text
+
+            self._status.update(Text(self.line()))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(1.0 if self.draws else BEAT_SECONDS):
+            if self.draws:
+                self._draw()
+                continue
+            with contextlib.suppress(OSError):
+                self.terminal.print(self.line(), markup=False)
 
 
 def _progress(screen: Console, quiet: bool) -> Progress:

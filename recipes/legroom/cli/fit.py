@@ -22,9 +22,7 @@ the best configuration of each.
 Exit code 0 when something fits, 3 when nothing does, 2 for a refusal.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 
 from legroom import invocation, paths
@@ -58,6 +56,9 @@ def find(argv: list[str]) -> int:
     places, others, problems = request.read_places(overrides, options)
     if problems:
         raise Refusal("\n".join(problems))
+    for instance in dict.fromkeys(place.instance for place in places):
+        if instance is not None:
+            console.say(f"{instance.name}: {instance.text}.")
     try:
         if len(places) > 1:
             return _find_places(places, others, options)
@@ -85,7 +86,7 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
     if not reads_model:
         console.say(present.heading(search))
     start = time.monotonic()
-    with pool.worker_pool(search.base) as workers, status_line() as show_status:
+    with pool.worker_pool(search.base) as workers, console.Heartbeat("reading the model") as beat:
         from legroom.foresight.search import runner  # imports torch, which a refusal need not wait for
 
         if reads_model:
@@ -93,15 +94,15 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
             if problem:
                 raise Refusal(problem)
             console.say(present.heading(search))
-        result = runner.run(search, options.top, workers, show_status)
+        result = runner.run(search, options.top, workers, beat.show)
     console.say(present.report(search, result, time.monotonic() - start))
     return 0 if result.fits else exit_codes.OUT_OF_MEMORY
 
 
 def _find_places(places: list[request.Place], others: list[str], options: request.Options) -> int:
     """Search for each of several GPUs or numbers of them, and print what each is best with. Returns the exit code."""
-    with status_line() as show_status:
-        planned, refused = plan.plan_all(places, others, options, show_status)
+    with console.Heartbeat("composing") as beat:
+        planned, refused = plan.plan_all(places, others, options, beat.show)
     if not planned:
         problems: dict[str, None] = {}  # each once
         for lines in refused.values():
@@ -110,7 +111,7 @@ def _find_places(places: list[request.Place], others: list[str], options: reques
     start = time.monotonic()
     done = []
     interrupted = False
-    with pool.worker_pool(planned[0][1].base) as workers, status_line() as show_status:
+    with pool.worker_pool(planned[0][1].base) as workers, console.Heartbeat("reading the model") as beat:
         from legroom.foresight.search import runner  # imports torch
 
         first = planned[0][1].base
@@ -122,7 +123,7 @@ def _find_places(places: list[request.Place], others: list[str], options: reques
         try:
             for number, (place, search) in enumerate(planned, 1):
                 at = f"{number} of {len(planned)}, {place.label}: "
-                result = runner.run(search, 1, workers, lambda text, at=at: show_status(at + text))
+                result = runner.run(search, 1, workers, lambda text, at=at: beat.show(at + text))
                 done.append(present.Searched(place, search, result))
         except KeyboardInterrupt:  # what was found is not lost
             interrupted = True
@@ -134,20 +135,3 @@ def _find_places(places: list[request.Place], others: list[str], options: reques
     if any(searched.result.fits for searched in done):
         return 0
     return exit_codes.OUT_OF_MEMORY
-
-
-@contextlib.contextmanager
-def status_line() -> Iterator[Callable[[str], None]]:
-    """A line on stderr that shows the progress; off a terminal a line a minute. Gives the function that changes it."""
-    terminal = console.rich_stderr()
-    printed_at = time.monotonic()
-
-    def update(text: str) -> None:
-        nonlocal printed_at
-        line.update(text)
-        if not terminal.is_terminal and time.monotonic() - printed_at >= console.LINE_SECONDS:
-            printed_at = time.monotonic()
-            console.say(text)
-
-    with terminal.status("", spinner=console.spinner(terminal.encoding)) as line:
-        yield update

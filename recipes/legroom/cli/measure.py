@@ -16,7 +16,7 @@ import json
 
 from legroom import invocation
 from legroom.cli import console
-from legroom.cli.check import Progress, clear_progress, parsed, parser_of, refused
+from legroom.cli.check import parsed, parser_of, progress_of, refused
 from legroom.errors import Refusal
 from legroom.script_check import check, command, measure
 from legroom.units import MIB
@@ -35,13 +35,13 @@ def main(argv: list[str]) -> int:
         if arguments.steps < 2:
             raise Refusal(f"--steps {arguments.steps}: it takes two steps until one is like every later one.")
         program = command.parse(arguments.program)
-        measured = measure.measure(program, arguments.seconds, arguments.steps, Progress(program.name))
+        with progress_of(program.name, arguments.json) as progress:
+            measured = measure.measure(program, arguments.seconds, arguments.steps, progress)
         if not arguments.no_prediction and measured.found["device"] == "cuda":
             settings = check.Settings(seconds=arguments.seconds, network=arguments.network)
             measured = _with_prediction(measured, program, settings)
     except (Refusal, OSError) as error:
         return refused(error, arguments.json)
-    clear_progress()
     if arguments.json:
         console.say(json.dumps(measured.found | {"predicted": measured.predicted}))
     else:

@@ -14,7 +14,7 @@ _TABLE = yaml_table.beside(__file__)
 PREFIX = "standard_"  # with which Azure's names are typed, too
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Instance:
     """A machine of a cloud.
 
