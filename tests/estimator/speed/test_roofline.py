@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
@@ -623,3 +624,18 @@ def test_a_collective_takes_multiprocessors_from_what_is_computed_meanwhile():
     each = 0.75 * 0.4 / 300  # 1 ms
     assert step(0.4, 4) == pytest.approx(10e-3 + 3 * each / 4 + each), "the last of the four overlaps with nothing"
     assert step(0.4, 101) == pytest.approx(101 * each), "where the link takes longer, the device has time"
+
+
+def test_a_collective_hides_behind_its_own_pass_only():
+    """DDP's gradients are sent during the backward pass; what the forward pass computes is over by then."""
+    add = Operation("add", ELEMENTWISE, bytes=2039 * 10**6)  # 1 ms
+    tally = Tally()
+    tally.put(add, "forward", 10)
+    tally.put(add, "backward", 20)
+    tally.put(add, "step", 5)
+    for seconds, longer in ((15e-3, 1.5e-3), (25e-3, 5e-3)):
+        tally.counts["backward"] = collections.Counter({add: 20})
+        bucket = Operation("allreduce_", COLLECTIVE, bytes=round(seconds / 10 * 300e9 * 4 / 6), shape=(4, 1))
+        tally.put(bucket, "backward", 10)
+        found = roofline.predict(tally, device(), "fp32", 4, ideal())
+        assert found.step_seconds == pytest.approx(35e-3 + longer)

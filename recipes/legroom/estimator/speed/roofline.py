@@ -1,13 +1,14 @@
 """The seconds of a step by a roofline model, from its operations and the figures of a GPU.
 
 Each operation takes the longer of its arithmetic and its memory traffic, at the fraction of the GPU's peaks that its
-class of operations reaches (efficiencies.yaml). The host issues calls ahead of the device, and the link transfers
-gradients and gathered weights while the device computes, so a step takes the longest of the three, plus the transfer
-that nothing can overlap. What is computed during a transfer has fewer multiprocessors. Several ranks are as fast as the
-slowest of their GPUs.
+class of operations reaches (efficiencies.yaml). The link transfers gradients and gathered weights while the device
+computes the same pass, so a pass takes the longer of the two, plus the transfer that nothing can overlap; and the host
+issues calls ahead of the device, so a step takes at least its time. What is computed during a transfer has fewer
+multiprocessors. Several ranks are as fast as the slowest of their GPUs.
 """
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -16,6 +17,7 @@ from legroom.config import Gpu
 from legroom.estimator.speed import efficiencies, intervals, links
 from legroom.estimator.speed import operation_names as ops
 from legroom.estimator.speed.efficiencies import Efficiencies
+from legroom.estimator.speed.links import Transfers
 from legroom.estimator.speed.operations import OPTIMIZER_PHASE, Operation, Tally
 from legroom.estimator.speed.products import joined, product_flops
 
@@ -38,10 +40,10 @@ class Prediction:
     """The predicted seconds of a step, and their parts.
 
     low_seconds, high_seconds: nine of ten steps lie between them (`intervals`).
-    device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
-    of the device by class of operations, with the collectives that it waits for; device_seconds also has those in which
-    the slowest of several GPUs keeps the others waiting. arithmetic_seconds: of the device, in
-    operations that arithmetic limits.
+    device_seconds and link_seconds overlap within each pass, and host_seconds with both (`overlapped`). by_kind: the
+    seconds of the device by class of operations, with the collectives that it waits for; device_seconds also has those
+    in which the slowest of several GPUs keeps the others waiting. arithmetic_seconds: of the device, in operations that
+    arithmetic limits.
     host_link_seconds: of the device, in copies to and from the host, which the kernels behind them wait for.
     machine_link_seconds: of the link, in collectives that the network between machines limits.
     taken_seconds: of the device, by the multiprocessors that collectives run on (`links.Transfers`).
@@ -76,6 +78,33 @@ class Prediction:
         if longest == self.host_seconds:
             return "host"
         return links.BY_MACHINE_LINK if 2 * self.machine_link_seconds > self.link_seconds else links.BY_LINK
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The seconds of a pass, or of the optimizer's step, on the device and on the link, and the collectives in it.
+
+    taken_seconds: see `Prediction`.
+    """
+
+    device_seconds: float
+    link_seconds: float = 0.0
+    taken_seconds: float = 0.0
+    collectives: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of device and link together, which work at the same time.
+
+        One collective, the first or the last, overlaps with nothing; it takes an equal share of link_seconds. The
+        others take taken_seconds from the device, as far as they run while it computes.
+        """
+        exposed = self.link_seconds / self.collectives if self.collectives else 0.0
+        hidden = self.link_seconds - exposed
+        device_seconds = self.device_seconds
+        if hidden > 0:
+            device_seconds += self.taken_seconds * min(hidden, device_seconds) / self.link_seconds
+        return max(device_seconds, hidden) + exposed
 
 
 @dataclass(frozen=True)
@@ -129,10 +158,21 @@ def predict(
     longer = 1.0  # by the time in which the ranks of a pipeline wait for each other
     if device:
         longer += tally.idle * kernels.passes_seconds / device
-    low_sent, high_sent, taken = sent.low_seconds(error), sent.high_seconds(error), sent.taken_seconds
-    step_seconds = longer * overlapped(device, host, sent.seconds, taken, sent.collectives)
-    low_seconds = longer * overlapped(low, host * fastest, low_sent, taken, sent.collectives)
-    high_seconds = longer * overlapped(high, host * slowest, high_sent, taken, sent.collectives)
+    sent_in = {
+        phase: links.transfers(replace(tally, counts={phase: counts}), gpu, num_processes, reached)
+        for phase, counts in tally.counts.items()
+    }
+
+    def whole(device_seconds: float, host_seconds: float, link_seconds: Callable[[Transfers], float]) -> float:
+        phases = [
+            Phase(kernels.shares[phase] * device_seconds, link_seconds(own), own.taken_seconds, own.collectives)
+            for phase, own in sent_in.items()
+        ]
+        return longer * overlapped(phases, host_seconds)
+
+    step_seconds = whole(device, host, lambda own: own.seconds)
+    low_seconds = whole(low, host * fastest, lambda own: own.low_seconds(error))
+    high_seconds = whole(high, host * slowest, lambda own: own.high_seconds(error))
     if tally.shares_experts:
         high_seconds = max(high_seconds, step_seconds * intervals.SHARED_EXPERTS)
     return Prediction(
@@ -153,35 +193,40 @@ def predict(
         collectives=sent.collectives,
         host_link_seconds=copying,
         machine_link_seconds=sent.machine_seconds,
-        taken_seconds=taken,
+        taken_seconds=sent.taken_seconds,
     )
 
 
 @dataclass(frozen=True)
 class _Kernels:
-    """Seconds of the device: by class of operations, of the passes alone, and of those that arithmetic limits."""
+    """Seconds of the device: by class of operations, of the passes alone, and of those that arithmetic limits.
+
+    shares: phase -> its share of all seconds.
+    """
 
     by_kind: dict[str, float]
     passes_seconds: float
     arithmetic_seconds: float
+    shares: dict[str, float]
 
 
 def _kernels(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies) -> _Kernels:
     """What the device needs for the operations of a step, without the collectives."""
     by_kind: dict[str, float] = defaultdict(float)
-    passes_seconds = 0.0
     arithmetic_seconds = 0.0
+    by_phase = dict.fromkeys(tally.counts, 0.0)
     for phase, counts in tally.counts.items():
         for operation, times in counts.items():
             if operation.kind == ops.COLLECTIVE:
                 continue
             seconds = times * device_seconds(operation, gpu, precision, reached)
             by_kind[operation.kind] += seconds
-            if phase != OPTIMIZER_PHASE:
-                passes_seconds += seconds
+            by_phase[phase] += seconds
             if operation.flops and is_arithmetic(operation, gpu, precision, reached):
                 arithmetic_seconds += seconds
-    return _Kernels(by_kind, passes_seconds, arithmetic_seconds)
+    total = sum(by_phase.values())
+    shares = {phase: seconds / total if total else 1 / len(by_phase) for phase, seconds in by_phase.items()}
+    return _Kernels(by_kind, total - by_phase.get(OPTIMIZER_PHASE, 0.0), arithmetic_seconds, shares)
 
 
 def predict_compiled(tally: Tally, *args: Any, **figures: Any) -> Prediction:
@@ -203,19 +248,9 @@ def _host_seconds(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies)
     return total * (gpu.host_factor or 1.0)
 
 
-def overlapped(
-    device_seconds: float, host_seconds: float, link_seconds: float, taken_seconds: float, collectives: float
-) -> float:
-    """The seconds of a step: the longest of device, host and link, which work at the same time.
-
-    The last collective overlaps with nothing; it takes an equal share of link_seconds. The others take taken_seconds
-    from the device, as far as they run while it computes.
-    """
-    exposed = link_seconds / collectives if collectives else 0.0
-    hidden = link_seconds - exposed
-    if hidden > 0:
-        device_seconds += taken_seconds * min(hidden, device_seconds) / link_seconds
-    return max(device_seconds, host_seconds, hidden) + exposed
+def overlapped(phases: Iterable[Phase], host_seconds: float) -> float:
+    """The seconds of a step: of its phases, one after the other, or of the host where it needs longer."""
+    return max(host_seconds, sum(phase.seconds for phase in phases))
 
 
 def is_arithmetic(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> bool:

@@ -35,7 +35,7 @@ from legroom.ranks import rank_info
 
 DEPTHS = (1, 2)  # layers of the two models that are simulated; of a pipeline, of each of its parts
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are computed
-PASSES, STEP = ("forward", "backward"), ("step",)
+PASSES = ("forward", "backward")
 TIMES = ("device_seconds", "host_seconds", "link_seconds", "taken_seconds", "collectives")
 KEPT_DATA = 4  # of several modes of parallelism
 # Strategy that frees gathered weights after the forward pass -> the same strategy, keeping them until the backward pass
@@ -44,7 +44,7 @@ STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_z
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """One optimizer step: the forward and backward passes of all micro-batches (pass_*), and the rest (step_*).
+    """One optimizer step: the forward and the backward passes of all micro-batches, and the rest (step_*).
 
     pass_bytes: the peak until the end of the last pass, without the optimizer's states. step_bytes: the peak after
     that, with them. gathered_bytes: the whole weights of the units that FSDP gathers, but for those outside all units.
@@ -58,16 +58,30 @@ class Extrapolation:
     gathered_bytes: float
     micro_batches: float
     idle: float
-    pass_device_seconds: float
-    pass_host_seconds: float
-    pass_link_seconds: float
-    pass_taken_seconds: float
-    pass_collectives: float
+    forward_device_seconds: float
+    forward_host_seconds: float
+    forward_link_seconds: float
+    forward_taken_seconds: float
+    forward_collectives: float
+    backward_device_seconds: float
+    backward_host_seconds: float
+    backward_link_seconds: float
+    backward_taken_seconds: float
+    backward_collectives: float
     step_device_seconds: float
     step_host_seconds: float
     step_link_seconds: float
     step_taken_seconds: float
     step_collectives: float
+
+    @property
+    def passes_seconds(self) -> float:
+        """Of the device."""
+        return self.forward_device_seconds + self.backward_device_seconds
+
+    def of(self, phase: str) -> list[float]:
+        """TIMES of a phase."""
+        return [getattr(self, f"{phase}_{name}") for name in TIMES]
 
 
 def least_bytes(passes: Extrapolation, step: Extrapolation) -> float:
@@ -82,14 +96,12 @@ def step_seconds(passes: Extrapolation, step: Extrapolation, light: Extrapolatio
     `step` and `light` give only the difference between the two optimizers.
     """
     light = light or passes
-    times = [
-        getattr(passes, f"pass_{name}")
-        + getattr(passes, f"step_{name}")
-        + getattr(step, f"step_{name}")
-        - getattr(light, f"step_{name}")
-        for name in TIMES
-    ]
-    return roofline.overlapped(*times) * (1 + passes.idle * passes.pass_device_seconds / times[0])
+    times = [passes.of(phase) for phase in PASSES]
+    times.append([own + its - less for own, its, less in zip(passes.of("step"), step.of("step"), light.of("step"))])
+    phases = [roofline.Phase(device, link, taken, sent) for device, _, link, taken, sent in times]
+    host_seconds = sum(host for _, host, *_ in times)
+    device_seconds = sum(phase.device_seconds for phase in phases)
+    return roofline.overlapped(phases, host_seconds) * (1 + passes.idle * passes.passes_seconds / device_seconds)
 
 
 def without_resharding(cfg: Config) -> Config:
@@ -108,11 +120,10 @@ def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Ex
     than `small_gathered` (keeps). Its memory at any point is smaller by at most all gathered weights.
     """
     micro_batches = gathered.micro_batches / small.micro_batches
-    more = {
-        f"pass_{name}": getattr(gathered, f"pass_{name}")
-        + micro_batches * (getattr(small, f"pass_{name}") - getattr(small_gathered, f"pass_{name}"))
-        for name in TIMES
-    }
+    more = {}
+    for name in (f"{phase}_{name}" for phase in PASSES for name in TIMES):
+        difference = getattr(small, name) - getattr(small_gathered, name)
+        more[name] = getattr(gathered, name) + micro_batches * difference
     return replace(gathered, pass_bytes=gathered.pass_bytes - gathered.gathered_bytes, **more)
 
 
@@ -176,14 +187,13 @@ def _sizes(cfg: Config, simulated: SimulatedStep) -> list[float]:
 
 
 def _times(cfg: Config, tally: Tally, precision: str) -> list[float]:
-    """TIMES of the passes and of the rest. Where nothing is computed while GPUs send, all of it counts as one
-    collective, which overlaps with nothing."""
+    """TIMES of the forward and the backward passes, and of the rest."""
     found = []
     if cfg.precision.copies:
         precision = cfg.precision.timed_as
-    for phases, collectives in ((PASSES, 1), (STEP, 0)):
-        seen = roofline.predict(_part(tally, phases), cfg.gpu, precision, cfg.parallelism.world_size)
-        found += [getattr(seen, name) for name in TIMES[:-1]] + [collectives if tally.waits else seen.collectives]
+    for phase in (*PASSES, "step"):
+        seen = roofline.predict(_part(tally, phase), cfg.gpu, precision, cfg.parallelism.world_size)
+        found += [getattr(seen, name) for name in TIMES]
     return found
 
 
@@ -220,7 +230,7 @@ def _of_job(ranks: Iterable[Extrapolation]) -> Extrapolation:
     seen = list(ranks)
     sizes = {key: max(getattr(each, key) for each in seen) for key in ("pass_bytes", "step_bytes")}
     sizes["states_bytes"] = min(each.states_bytes for each in seen)
-    return replace(max(seen, key=lambda each: each.pass_device_seconds), **sizes)
+    return replace(max(seen, key=lambda each: each.passes_seconds), **sizes)
 
 
 def _gathered_bytes(cfg: Config, network: PreTrainedModel) -> int:
@@ -235,13 +245,10 @@ def _gathered_bytes(cfg: Config, network: PreTrainedModel) -> int:
     )
 
 
-def _part(tally: Tally, phases: tuple[str, ...]) -> Tally:
-    """The operations of some phases."""
-    return Tally(
-        {phase: tally.counts[phase] for phase in phases if phase in tally.counts},
-        Counter({phase: tally.calls[phase] for phase in phases}),
-        waits=tally.waits,
-    )
+def _part(tally: Tally, phase: str) -> Tally:
+    """The operations of a phase."""
+    counts = {phase: tally.counts[phase]} if phase in tally.counts else {}
+    return Tally(counts, Counter({phase: tally.calls[phase]}), waits=tally.waits)
 
 
 _BUILT: dict[str, Data] = {}  # what a worker process has built for all configurations that share it
