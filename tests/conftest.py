@@ -129,11 +129,22 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=why))
 
 
-# What small jobs need besides what all need, imported once: a fifth of such a job's time. Workers that import their
-# model themselves, as a user's do, are those of `fault` and of whole commands.
-PRELOADED = "from legroom.training import preload; preload.import_libraries(); " + "".join(
-    f"import transformers.models.{family}.modeling_{family}; " for family in ("bert", "gpt2", "llama")
-)
+# What small jobs need besides what all need, imported once. A worker imports peft for a second, and trains for a tenth of
+# one. Workers that import their libraries themselves, as a user's do, are those of `fault` and of whole commands.
+PRELOADED = """
+import contextlib, importlib
+from legroom.training import preload
+preload.import_libraries()
+for family in ("bert", "gpt2", "llama"):
+    importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+import legroom.foresight.estimate
+"""
+if not GPU:  # bitsandbytes initializes CUDA, after which no process that uses it can be forked
+    PRELOADED += """
+for package in ("peft", "torchao.optim"):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(package)
+"""
 
 
 @pytest.fixture(scope="session")
