@@ -129,8 +129,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=why))
 
 
-# What small jobs need besides what all need, imported once. A worker imports peft for a second, and trains for a tenth of
-# one. Workers that import their libraries themselves, as a user's do, are those of `fault` and of whole commands.
+# What small jobs need besides what all need, imported once. A worker imports peft for a second, and trains for a tenth
+# of one. Workers that import their libraries themselves, as a user's do, are those of `fault` and of whole commands.
 PRELOADED = """
 import contextlib, importlib
 from legroom.training import preload

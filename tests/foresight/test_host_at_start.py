@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import compose
+from conftest import bare_model, compose, small
 
 from legroom.foresight import host_at_start
 from legroom.machine import host
@@ -31,6 +31,8 @@ MERGED = ["model=gpt2", "save.final=true", "save.merge=true", "adapter=lora", "e
         (["model=gpt2", "eval.batch=64", "data.eval_samples=64"], 4 * GIB, "eval.batch"),  # 12 GiB of logits
         (["model=gpt2", "eval.batch=64", "data.eval_samples=64", "loss=chunked"], 4 * GIB, None),
         (["model=gpt2", "eval.batch=64", "data.eval_samples=2"], 4 * GIB, None),
+        (["model=llama_8b"], None, None),  # nobody knows
+        (["model=llama_8b", "launch.memory_limit_gib=1"], None, "1.00 GiB are allowed by launch.memory_limit_gib"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -38,6 +40,22 @@ def test_more_than_is_free_is_said_before_anything_is_loaded(monkeypatch, overri
     monkeypatch.setattr(host, "free_memory_bytes", lambda: free)
     found = host_at_start.shortage(compose("device=cpu", *overrides).cfg, 1)
     assert found is None if said is None else said in (found or "")
+
+
+@pytest.mark.parametrize(
+    "words, of_each",
+    [
+        (["model=bert_tiny"], 4),
+        (["model=gpt2_tiny"], 4),  # its output layer is the embeddings
+        (["model=llama_tiny", "precision=bf16_pure"], 2),
+        (["model=llama_tiny", "adapter=qlora"], 0.5),
+    ],
+)
+def test_weights_take_the_bytes_of_their_type(words, of_each):
+    cfg = compose(*small(*words)).cfg
+    kept_whole = compose(*small(words[0])).cfg
+    count = sum(weight.numel() for weight in bare_model(kept_whole)[0].parameters())
+    assert host_at_start.weight_bytes(cfg) == int(count * of_each)
 
 
 def bytes_of(phases, phase):

@@ -1,4 +1,4 @@
-"""What is derived of a model before it is there: memory, small copies, heads, labels, and what is refused."""
+"""What is derived of a model before it is there: small copies, heads, labels, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,42 +11,13 @@ from transformers import BertConfig
 
 from legroom.errors import Refusal
 from legroom.estimator.ledger import quantised
-from legroom.models import builder, head, host_memory, moe, pretrained, quantized
+from legroom.models import builder, head, moe, pretrained, quantized
 from legroom.parallelism import four_bits
-
-# --- the host's memory ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def plain():
     return compose(*small("eval.batch=8")).cfg
-
-
-LLAMA = ["model=llama_tiny", "model.heads=4", "model.kv_heads=2"]
-
-
-@pytest.mark.parametrize(
-    "words,of_parameters,of_token",
-    [
-        (["model=bert_tiny"], 4, 0),
-        (LLAMA, 4, 2 * 4 * 512),
-        (["model=gpt2_tiny"], 4, 2 * 4 * 512),  # whose output layer is the embeddings
-        ([*LLAMA, "precision=bf16_pure"], 2, 2 * 4 * 512),
-        ([*LLAMA, "loss=chunked"], 4, 0),
-        ([*LLAMA, "adapter=qlora"], 0.5, 2 * 4 * 512),
-    ],
-)
-def test_the_bytes_of_weights_and_of_a_tokens_logits(words, of_parameters, of_token):
-    cfg = compose(*small(*words)).cfg
-    model = builder.architectures.without_memory(
-        builder.architectures.model_class(
-            config := builder.configuration(cfg), "language_modelling" if "bert" not in words[0] else "classification"
-        ),
-        config,
-    )
-    model.tie_weights()
-    count = sum(weight.numel() for weight in model.parameters())
-    assert host_memory.sizes(cfg) == (int(count * of_parameters), of_token)
 
 
 # --- heads and labels ----------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from made_up_records import job
 
 from legroom.data.byte_tokenizer import byte_tokenizer
 from legroom.errors import Refusal
-from legroom.machine import host
-from legroom.models import architectures, behaviour, head, host_memory, pretrained, quantized, trained
+from legroom.models import architectures, behaviour, head, pretrained, quantized, trained
 from legroom.models import shrunk as shrunk_module
 from legroom.models.shrunk import shrunk
 from legroom.records import record_file
@@ -41,14 +40,6 @@ def test_a_head_has_the_names_of_the_list_that_has_names(forwards, backwards):
     config.label2id = {name: index for index, name in enumerate(forwards or unnamed)}
     config.id2label = dict(enumerate(backwards or unnamed))
     assert head.labels(config, "classification") == {"no": 0, "yes": 1}
-
-
-def test_memory_that_nobody_knows_is_no_shortage(monkeypatch):
-    cfg = compose("device=cpu", "model=llama_8b").cfg
-    monkeypatch.setattr(host, "free_memory_bytes", lambda: None)
-    assert host_memory.shortage(cfg, 1) is None
-    cfg.launch.memory_limit_gib = 1
-    assert "1.00 GiB are allowed by launch.memory_limit_gib" in host_memory.shortage(cfg, 1)
 
 
 def test_a_model_whose_small_copy_is_still_large_is_not_asked(monkeypatch):
