@@ -144,13 +144,14 @@ PACKED_LSTM = (
     HEAD
     + """
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-lstm, head = nn.LSTM(64, 128, 2, batch_first=True).cuda(), nn.Linear(128, 10).cuda()
+lstm, head = nn.LSTM(64, 128, 2, batch_first=True, dropout=0.1).cuda(), nn.Linear(128, 10).cuda()
 optimizer = torch.optim.Adam([*lstm.parameters(), *head.parameters()])
 for _ in range(5):
     lengths = torch.randint(5, 50, (16,))
     packed = pack_padded_sequence(torch.randn(16, 50, 64).cuda(), lengths, batch_first=True, enforce_sorted=False)
     out, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True)
-    head(out).sum().backward()
+    scores = head(out).log_softmax(-1).transpose(0, 1)
+    nn.functional.ctc_loss(scores, torch.randint(1, 10, (16, 4)).cuda(), lengths, torch.full((16,), 4)).backward()
     optimizer.step()
     optimizer.zero_grad()
 """

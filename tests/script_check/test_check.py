@@ -57,7 +57,13 @@ def notes(found) -> str:
         pytest.param(scripts.THREAD, marks=pytest.mark.slow),
         scripts.STARTS_ANOTHER,
     ],
-    ids=["packed LSTM", "torch.func", "flex attention", "a thread that moves to the GPU", "a process that trains"],
+    ids=[
+        "packed LSTM with a CTC loss",
+        "torch.func",
+        "flex attention",
+        "a thread that moves to the GPU",
+        "a process that trains",
+    ],
 )
 def test_scripts_of_every_kind_get_a_verdict(checked, text):
     found = checked(text)
