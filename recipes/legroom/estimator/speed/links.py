@@ -133,7 +133,10 @@ def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reach
     seconds = _fastest(sent / rate, (passes * (ranks - 1) - between, between), gpu.link, reached)
     if is_all_reduce and machines > 1:
         hops = (2 * (members - 1), 2 * math.ceil(math.log2(machines)))
-        seconds = min(seconds, _fastest(2 * operation.bytes / (rate * TREE), hops, gpu.link, reached))
+        sent = operation.bytes  # of two machines one sends its sum, and the other the sum of both
+        if machines > 2:
+            sent *= 2
+        seconds = min(seconds, _fastest(sent / (rate * TREE), hops, gpu.link, reached))
     return seconds, bound_by
 
 
