@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import real_slurm
+import slow_steps
 from conftest import ROOT, SITECUSTOMIZE, small, start_legroom
 
 from legroom.records import checkpoint_files, record_file
@@ -22,16 +23,8 @@ pytestmark = [
 ]
 
 STEPS = 900
-# Steps of a tenth of a second: a minute's time limit comes before the last one, and long after the first.
-SLOW = """
-import time, torch
-torch.set_num_threads(1)
-step = torch.optim.AdamW.step
-def slow(*args, **settings):
-    time.sleep(0.1)
-    return step(*args, **settings)
-torch.optim.AdamW.step = slow
-"""
+# A minute's time limit comes before the last step, and long after the first.
+SLOW = slow_steps.code(0.1)
 TRAINS = ["recipe=accelerate", f"train.max_steps={STEPS}", "data.workers=2", "data.samples=64", "eval.enabled=false"]
 TRAINS += ["train.log_seconds=0.5", "measure.ledger=false"]
 ON_SLURM = ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=1"]

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import slow_steps
 from conftest import ROOT, SITECUSTOMIZE, small
 from processes import dies_with_parent
 from test_submit_files import EIGHT
@@ -86,16 +87,6 @@ def test_sigterm_reaches_every_rank_and_waits_for_all(start, tmp_path):
     assert process.wait(20) == 75 and seen(tmp_path).count("stopped") == 2
 
 
-SLOW = """
-import time, torch
-step = torch.optim.AdamW.step
-def slow(*args, **settings):
-    time.sleep(0.2)
-    return step(*args, **settings)
-torch.optim.AdamW.step = slow
-"""
-
-
 @pytest.mark.slow
 def test_machines_of_which_one_is_preempted_save_and_finish_as_if_they_were_not(start, tmp_path, train):
     """Two machines of two ranks with gloo. The losses are those of a training that nobody has stopped."""
@@ -106,7 +97,7 @@ def test_machines_of_which_one_is_preempted_save_and_finish_as_if_they_were_not(
     slow = tmp_path / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    (slow / "fault.py").write_text(SLOW)
+    (slow / "fault.py").write_text(slow_steps.code(0.2))
     attempts = []
     for attempt in range(2):
         variables = {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -14,10 +14,11 @@ import time
 
 import psutil
 import pytest
+import slow_steps
 from conftest import ROOT, SITECUSTOMIZE, small
 from processes import dies_with_parent
 from test_submit_files import CPU, EIGHT, PYTHON
-from test_submit_ranks import SLOW, wait_for
+from test_submit_ranks import wait_for
 
 from legroom.cli.submit import ray
 from legroom.cli.submit.settings import Settings
@@ -68,7 +69,7 @@ def test_two_nodes_train_and_go_on_after_a_preemption_as_if_there_was_none(tmp_p
     (tmp_path / "job.py").write_text(ray.text(job, Settings(), "# a test\n"))
     (tmp_path / "cluster.py").write_text(CLUSTER)
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "slow.py").write_text(slow_steps.code(0.2))
     legroom = tmp_path / "bin" / "legroom"
     legroom.parent.mkdir()
     legroom.write_text(
