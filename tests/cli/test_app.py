@@ -106,7 +106,7 @@ def test_every_choice_is_accepted(form):
         ({"launch.memory_limit_gib": 1025}, "at most 1,024"),
         ({"batch.per_device": True}, "whole number"),
         ({"gpus": 10**9}, "Number of GPUs"),
-        ({"launch.memory_limit_gib": 0}, "Use at most so many GiB of each must be a number above 0"),
+        ({"launch.memory_limit_gib": 0}, "Limit of its memory in GiB must be a number above 0"),
         ({"launch.memory_limit_gib": "ten"}, "must be a number above 0"),
         ({"gpus": 2, "mode": "dp"}, "mode: choose one of"),
         (PASTED | {"config": "{"}, "not JSON"),

@@ -55,6 +55,16 @@ def test_job_page_writes_the_shared_files(tmp_path):
     assert len(named) > 1 and all((page.parent / name).is_file() for name in named)
 
 
+def test_page_of_a_run_with_a_model_has_the_command_that_uses_it(tmp_path):
+    record, folder = written(tmp_path / "run")
+    record.config["data"] |= {"name": "text", "kind": "text"}
+    assert run_page.data(record, folder)["next"] is None
+    (folder / "model").mkdir()
+    assert run_page.data(record, folder)["next"]["command"].endswith(f" {folder}")
+    record.status = "failed"
+    assert run_page.data(record, folder)["next"] is None
+
+
 def test_page_of_a_run_stands_alone(tmp_path):
     page = run_page.write(*written(tmp_path / "run"))
     text = page.read_text()

@@ -397,7 +397,7 @@ def text_of(estimate: StepEstimate) -> str:
         size, count = tensor["bytes"], tensor["count"]
         row = f"  {size * count / MIB:>10,.1f} MiB  {tensor['part']}, {tensor['made_by'] or 'made before the step'}"
         if count > 1:
-            row += f", {count} of {size / MIB:,.1f}"
+            row += f", {count} x {size / MIB:,.1f} MiB"
         rows.append(row)
     return _shorter("\n".join([*figures, "  largest at the peak", *rows, *notes]))
 

@@ -151,7 +151,7 @@ def lengths_text(lengths: Lengths) -> str:
     if not lengths.from_rows:
         return (
             f"all rows are taken to have {lengths.longest:,} tokens (data.seq_len). Rows of different lengths take "
-            f"more memory ({UNEVEN}): your own count where data.path= names them and their tokenizer is here"
+            f"more memory ({UNEVEN}); yours are counted once data.path= names them and their tokenizer is here"
         )
     if lengths.shortest == lengths.longest:
         return f"{units.plural(lengths.rows, 'row')} of {lengths.longest:,} tokens"

@@ -20,8 +20,8 @@ MENUS: dict[str, str] = _TITLES["menus"]
 MODES: dict[str, str] = _TITLES["modes"]
 # Numbers: key -> (title, default, largest).
 NUMBERS = {
-    "data.seq_len": ("Tokens a row", 512, 2**20),
-    "batch.per_device": ("Rows a GPU (batch)", 4, 2**14),
+    "data.seq_len": ("Tokens per row, at most", 512, 2**20),
+    "batch.per_device": ("Rows per GPU (batch)", 4, 2**14),
     "accumulation.steps": ("Accumulation steps", 1, 2**12),
 }
 # Overrides that a pasted text may add: what changes the memory of a step and has no field of its own.
@@ -38,7 +38,7 @@ MORE = {
 }
 MORE_VALUE = re.compile(r"[\w.,\[\]-]{1,200}")
 RANK = ("adapter.rank", "Rank of the adapter", 16, 2**12)  # with an adapter
-LIMIT = ("launch.memory_limit_gib", "Use at most so many GiB of each", None, 2**10)
+LIMIT = ("launch.memory_limit_gib", "Limit of its memory in GiB", None, 2**10)
 MOST_GPUS = 1024
 MOST_CONFIG_BYTES = 2**16
 

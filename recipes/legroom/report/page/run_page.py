@@ -5,10 +5,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from legroom.records import atomic_file, record_file, regular_file, run_folder, step_file
+from legroom import invocation
+from legroom.records import atomic_file, model_card, record_file, regular_file, run_folder, step_file
 from legroom.records.record import Record
 from legroom.report import predicted
 from legroom.report.page import embed, settings
+from legroom.report.page.settings import NextCommand
 
 PAGE, DATA = "page.html", "page-data.js"
 SCRIPTS = ("common.js", "timeline.js", "operations.js", "run.js")
@@ -104,7 +106,7 @@ def data(record: Record, folder: Path) -> dict[str, Any]:
         step = step_file.read(folder)
     except (OSError, ValueError) as error:
         problem = f"{step_file.FILE_NAME} cannot be shown: {error}"
-    following = settings.next_command(record)
+    following = settings.next_command(record) or _use(record, folder)
     values = record_file.to_values(record)
     values["training"].pop("losses")  # they are among the steps
     return {
@@ -119,6 +121,16 @@ def data(record: Record, folder: Path) -> dict[str, Any]:
         "step": step,
         "problem": problem,
     }
+
+
+def _use(record: Record, folder: Path) -> NextCommand | None:
+    """What to type to use the model that a run has saved."""
+    if record.estimate is not None or not (folder / run_folder.MODEL_FOLDER).is_dir():
+        return None
+    usage = model_card.usage(record, str(folder), invocation.command("chat", anywhere=True))
+    if record.status != "ok" or usage is None:
+        return None
+    return NextCommand("Use the model", "", usage)
 
 
 def _verdict(record: Record) -> dict[str, str] | None:

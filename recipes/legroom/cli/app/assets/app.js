@@ -23,12 +23,12 @@
   const known = h("datalist", { id: "known" }, choices.models.map((model) => h("option", { value: model.name }, model.title)));
   const rank = field(choices.rank.title, h("input", { name: choices.rank.key, type: "number", min: 1, max: choices.rank.largest, value: choices.rank.value }));
   // Not sent: what the answer's speed is multiplied by.
-  const planned = [["plan.tokens", "Millions of tokens to train on"], ["plan.price", "Price of a GPU and hour"]];
+  const planned = [["plan.tokens", "Millions of tokens to train on"], ["plan.price", "Price of one GPU per hour"]];
   const pasted = h("textarea", { name: "config", spellcheck: "false", placeholder: '{"model_type": "llama", "hidden_size": 4096, ...}' });
   const foreign = h("textarea", { spellcheck: "false", rows: 5, style: "width:100%", placeholder: "trl sft --model_name_or_path ...\nor the YAML of axolotl or LLaMA-Factory" });
   const said = h("div", { "aria-live": "polite" });  // what became of a pasted text
   const saidOfRows = h("div", { "aria-live": "polite" });
-  const presets = h("select", { "aria-label": "preset" }, h("option", { value: "" }, "a training of your own"),
+  const presets = h("select", { "aria-label": "preset" }, h("option", { value: "" }, "no preset: fill in the form"),
     choices.presets.map((preset) => h("option", { value: preset.name, title: preset.title }, preset.name)));
   const file = h("input", { type: "file", accept: ".jsonl,.json,.csv,.tsv,.txt" });
   let extra = { more: [], rest: [], rows: "" };  // of a pasted text, and the name of a file
@@ -36,7 +36,7 @@
 
   form.append(
     field("Start from", presets),
-    h("details", {}, h("summary", { class: "quiet" }, "or from a command or a file of TRL, axolotl, LLaMA-Factory"), foreign,
+    h("details", {}, h("summary", { class: "quiet" }, "or the settings of TRL, axolotl or LLaMA-Factory"), foreign,
       h("button", { class: "action", type: "button", onclick: readForeign }, "Read it")), said,
     h("h2", { style: "margin-top:14px" }, "Model"),
     field("A name, a hub id or a link", h("input", { name: "model", list: "known", value: "bert_large", spellcheck: "false", autocomplete: "off", onfocus: (event) => event.target.select() })), known,
@@ -45,7 +45,7 @@
     field("Card", select("gpu", choices.gpus.map((gpu) => ({ name: gpu.name, label: gpuTitle(gpu) })), "rtx4090_24gb")),
     h("div", { class: "two" },
       field("How many", h("input", { name: "gpus", type: "number", min: 1, max: 1024, value: 1 })),
-      field("Together as", select("mode", choices.modes.map((mode) => ({ name: mode.name, label: mode.name, title: mode.title })), "fsdp"))),
+      field("Parallelism", select("mode", choices.modes.map((mode) => ({ name: mode.name, label: mode.name, title: mode.title })), "fsdp"))),
     field(`${choices.limit.title} (empty: all)`, h("input", { name: choices.limit.key, type: "number", min: 0, max: choices.limit.largest, step: "any" })),
     h("h2", { style: "margin-top:14px" }, "Data"),
     field("Your rows (read here, sent nowhere)", file), saidOfRows,
@@ -198,7 +198,7 @@
   }
   form.addEventListener("input", (event) => {
     if (!event.target.name) return;  // where to start: read when asked for
-    presets.value = "";
+    if (presets.value) { presets.value = ""; said.replaceChildren(); }
     if (event.target.name.startsWith("plan.")) { if (last) show(last, false); return; }
     question += 1;
     arrange(); clearTimeout(timer); timer = setTimeout(update, 450); });
@@ -246,7 +246,7 @@
     answer.replaceChildren(
       h("div", { class: `card verdict ${tone(verdict)}` },
         h("div", { class: "headline" }, verdict === "fits" ? "It fits" : verdict === "tight" ? "Tight: it may run out of memory" : "It does not fit"),
-        h("p", {}, h("b", {}, found.model), ` (${counted(memory.parameter_count)} parameters). ${record.config.gpu.device_name} has ${bytes(estimate.capacity_bytes)}${limit}, and needed are ${found.verdict.needed}: `,
+        h("p", {}, h("b", {}, found.model), ` (${counted(memory.parameter_count).replace("G", "B")} parameters). ${record.config.gpu.device_name} has ${bytes(estimate.capacity_bytes)}${limit}. Needed: ${found.verdict.needed}; `,
           `${found.verdict.margin}.`,
           verdict === "tight" ? ` That is less than the ${bytes(estimate.kept_bytes)} by which the prediction may be too low.` : "", record.config.parallelism.num_processes > 1 ? " Of each GPU." : ""),
         bar(record), legend(record), advice(record, explained)),
@@ -258,8 +258,7 @@
           figure(speed.step_seconds_low && `${predictedSeconds(speed.step_seconds_low)} to ${predictedSeconds(speed.step_seconds_high)}`, "likely range: nine of ten published steps lay in theirs"),
           figure(speed.bound_by, "bound by"),
           figure(bytes(memory.device_used_bytes), "GPU memory"),
-          ...plan(record),
-          figure(counted(memory.parameter_count), "parameters")),
+          ...plan(record)),
         found.verdict.run ? h("p", {}, h("b", {}, "The whole run. "), `${found.verdict.run}: ${found.verdict.run_parts}.`) : "",
         h("p", { class: "quiet" }, `All predicted, with ${estimate.efficiencies_from || "no"} efficiencies; the peak of the training step is in the ${memory.peak_phase} phase.`),
         h("h2", {}, found.next ? found.next.title : "The command of this training"),
@@ -376,9 +375,9 @@
   }
 
   page.append(h("h1", {}, "Will it fit?"),
-    h("p", { class: "quiet" }, "One training step, simulated for a GPU that is not there: its memory, its speed, and what to type."),
+    h("p", { class: "quiet" }, "A training step, simulated for a GPU that you need not have: whether it fits, how fast it is, and the command that trains it."),
     brief, h("div", { class: "app" }, form, h("div", {}, answer, comparison)));
-  answer.append(h("div", { class: "card" }, "Estimating; the first answer waits for the libraries ..."));
+  answer.append(h("div", { class: "card" }, "Estimating. The first answer takes some seconds more, for the libraries are loaded ..."));
   restore();
   update();
 })();

@@ -57,6 +57,8 @@ function counted(value) {
   }
   return number(value, 3);
 }
+/** A key as text that a narrow heading may break behind its points and underscores. */
+function breakable(name) { return name.split(/(?<=[._])/).flatMap((part) => [part, document.createElement("wbr")]); }
 function percent(value, digits = 1) { return (value * 100).toFixed(digits) + " %"; }
 function change(value, base) {
   if (!base || value === null || value === undefined) return "";
@@ -164,7 +166,7 @@ function table(columns, rows, options = {}) {
     columns.forEach((column, i) => {
       const is = sorted === column;
       headings[i].setAttribute("aria-sort", is ? (descending ? "descending" : "ascending") : "none");
-      headings[i].firstChild.textContent = column.name + (is ? (descending ? " ▾" : " ▴") : "");
+      headings[i].firstChild.replaceChildren(...breakable(column.name), is ? (descending ? " ▾" : " ▴") : "");
     });
     const visible = columns.filter((column) => !dropped.has(column));
     head.replaceChildren(...visible.map((column) => headings[columns.indexOf(column)]));

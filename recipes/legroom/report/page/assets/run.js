@@ -9,6 +9,7 @@ function runPage(run, place) {
   if (record.error && !record.estimate) add(ended(run));
   if (record.estimate) add(verdict(record, run.verdict));
   else if (record.training.steps || !record.error) add(outcome(record));
+  if (run.next) add(section(run.next.title, `${run.next.note}${/YOUR_/.test(run.next.command) ? " Fill in what stands in capitals." : ""}`, command(run.next.command)));
   add(phases(record));
   add(levers(record));
   if (run.step && run.step.timeline) {
@@ -30,7 +31,6 @@ function runPage(run, place) {
     drawing.push(() => stepCurves(run.steps, record, curves));
   }
   add(settings(run));
-  if (run.next) add(section(run.next.title, `${run.next.note}${/YOUR_/.test(run.next.command) ? " Fill in what stands in capitals." : ""}`, command(run.next.command)));
   add(section("Repeat it", record.program ? "Run this command in the folder in which it was typed." : "Run this command where Legroom is; a new folder is made for it.", command(run.command)));
   if (record.warnings.length) add(section("Notes and assumptions", "", h("ul", { class: "warnings" }, record.warnings.map((text) => h("li", {}, text)))));
   add(h("p", { class: "quiet" }, `Legroom, made from result.json, steps.jsonl and step.json.gz. ${versions(record)}`));
@@ -38,7 +38,7 @@ function runPage(run, place) {
 }
 
 function versions(record) {
-  return Object.entries(record.environment.versions || {}).map(([name, version]) => `${name} ${version}`).join(", ");
+  return Object.entries(record.environment.versions || {}).filter(([, version]) => version).map(([name, version]) => `${name} ${version}`).join(", ");
 }
 
 function heading(run) {
@@ -116,7 +116,7 @@ function verdict(record, said) {
     record.error && record.error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint)) : "",
     numbers(speedNumbers(record)),
     said.run ? h("p", { id: "run" }, h("b", {}, "The whole run. "), `${said.run}: ${said.run_parts}.`) : "",
-    said.lengths ? h("p", { id: "lengths" }, h("b", {}, "Lengths. "), `${said.lengths}.`) : "",
+    said.lengths ? h("p", { id: "lengths" }, h("b", {}, "Lengths: "), `${said.lengths}.`) : "",
     h("p", { class: "quiet" }, (estimate.margin_bytes < 0 ? "Speed as if it fitted. " : "") + "All figures are predictions" + (estimate.efficiencies_from ? `; speed with ${estimate.efficiencies_from} efficiencies of this GPU.` : ".")));
 }
 
@@ -159,7 +159,7 @@ function phases(record) {
   const on_gpu = rows.some((row) => row.device_bytes != null);
   const lacks = (row) => estimate && estimate.first_lacking === row.phase;
   const parts = (row) => Object.entries(row.host_parts).sort((one, other) => other[1] - one[1]).map(([name, size]) => `${name} ${bytes(size)}`).join(", ");
-  const has = memory.host_memory_bytes ? ` A machine has ${bytes(memory.host_memory_bytes)}.` : " What a machine has is not known: gpu.host_memory_gib says it.";
+  const has = memory.host_memory_bytes ? ` A machine has ${bytes(memory.host_memory_bytes)}.` : " How much a machine has is not known; type gpu.host_memory_gib= to compare with it.";
   const disk = memory.disk_bytes ? ` Checkpoints and the saved model take ${bytes(memory.disk_bytes)} of the disk.` : "";
   return section("Phases", `The host's memory is that of all ranks of one machine together.${has}${disk}`, table([
     { name: "phase", class: "name", key: (row) => rows.indexOf(row), text: (row) => row.phase + (lacks(row) ? ": lacks room" : "") },
@@ -194,7 +194,7 @@ function stepCurves(steps, record, place) {
     chart(box, (colours) => base(colours, {
       grid: { left: 62, right: 16, top: 16, bottom: 44 },
       xAxis: axis(colours, { type: "value", name: "optimizer step", min: "dataMin", max: "dataMax", minInterval: 1, splitLine: { show: false } }),
-      yAxis: axis(colours, { type: "value", scale: title === "Loss", axisLabel: { formatter: format, color: colours.quiet } }),
+      yAxis: axis(colours, { type: "value", scale: title === "Loss", axisLabel: { formatter: (value) => format(value), color: colours.quiet } }),
       dataZoom: [{ type: "inside", filterMode: "none" }],
       tooltip: tooltip(colours, { trigger: "axis", formatter: (found) => lines(`step ${found[0].value[0]}`, found.map((one) => [one.color, one.seriesName, format(one.value[1])])) }),
       series: [
@@ -204,7 +204,8 @@ function stepCurves(steps, record, place) {
     }), title + " by optimizer step");
   };
   const pairs = (key) => steps.step.map((step, i) => [step, steps[key][i]]).filter((pair) => pair[1] !== null);
-  draw("Loss", steps.thinned ? "Every few steps of a long run." : "Mean over the effective batch.", pairs("loss"), (value) => number(value, 4),
+  const evaluated = evaluations.some((one) => one[1] !== null) ? " Orange: the evaluation." : "";
+  draw("Loss", (steps.thinned ? "Every few steps of a long run." : "Mean over the effective batch.") + evaluated, pairs("loss"), (value) => number(value, 4),
     evaluations.filter((one) => one[1] !== null), "loss");
   const warm = record.speed.warmup_steps;
   draw("Time of a step", warm ? `The first ${warm} are warm-up, and not part of the median.` : "", pairs("seconds"), seconds, [], "time");

@@ -42,7 +42,7 @@ class Timeline {
   /** What happens at a moment, as a text. */
   event(moment) {
     const change = this.changes.get(moment);
-    if (change === undefined) return moment === 0 ? "the step begins" : "a small tensor";
+    if (change === undefined) return moment === 0 ? "begins" : "allocates or frees a small tensor";
     const block = change < 0 ? -1 - change : change;
     return `${change < 0 ? "frees" : "allocates"} ${bytes(this.blocks.bytes[block])}: ${this.name(block)}`;
   }
@@ -161,7 +161,7 @@ function memoryOverTheStep(timeline, capacity, note) {
     slider.value = moment;
     if (drawn) drawn.draw();
     what.textContent = `Moment ${moment} of ${timeline.moments - 1}, ${timeline.phase(moment)}: ` +
-      `${bytes(timeline.total[moment])} in all. ${moment === timeline.peak ? "This is the peak. " : ""}The step ${timeline.event(moment).replace("the step ", "")}.`;
+      `${bytes(timeline.total[moment])} in all. ${moment === timeline.peak ? "This is the peak. " : ""}The step ${timeline.event(moment)}.`;
     below.replaceChildren(aliveTable(timeline, moment));
     if (tree) tree.draw();
   }
