@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import compose, small
+from conftest import ROOT, compose, small
 from fit_search import GPU, tiny
 
 from legroom import config, units
@@ -128,3 +128,11 @@ def test_another_batch_names_the_scaled_rate(words, scaled):
     assert not composed.problems
     rates = [re.findall(r" by (\d\S*\d|\d)\b", line) for line in composed.record.warnings]
     assert rates == ([scaled] if scaled else [])
+
+
+@pytest.mark.parametrize("more, says", [([], False), (["batch.effective=32"], True)], ids=str)
+def test_a_preset_is_not_told_that_its_own_batch_is_another(more, says):
+    """It names the samples of a step by batch.effective."""
+    words = ["device=cpu", "+experiment=chat_8b_24gb", f"data.path={ROOT}/examples/talks.jsonl", *more]
+    lines = [line for line in compose(*words).record.warnings if "linear scaling" in line]
+    assert len(lines) == says and all("takes 16 samples a step, and this job 32" in line for line in lines)

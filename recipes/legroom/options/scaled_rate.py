@@ -49,7 +49,10 @@ def advice(cfg: Config, overrides: list[str], folders: list[Path]) -> list[str]:
 
 def _of_experiment(experiment: dict[str, Any], folders: list[Path]) -> int | None:
     """The samples of an optimizer step of an experiment; None where it does not say its batch."""
-    size = experiment.get("batch", {}).get("per_device")
+    batch = experiment.get("batch", {})
+    if batch.get("effective") is not None:
+        return batch["effective"]
+    size = batch.get("per_device")
     if size is None:
         return None
     option = "none"
