@@ -73,4 +73,6 @@ def test_evaluation_that_needs_more_than_a_step(step, evaluation, said):
 def test_uneven_lengths(releases, said):
     shown = {"shown_reserved_bytes": 5 * MIB, "expandable_reserved_bytes": 4 * MIB, "lengths_steps": 9}
     ((_, size, note),) = summary.lengths(Estimate(True, 1, 2, releases=releases, **shown))
-    assert size == "5 MiB" and note == f"shown after 9 steps on uneven lengths{said}; 4 MiB with expandable_segments"
+    assert (
+        size == "5 MiB" and note == f"after 9 steps on rows of different lengths{said}; 4 MiB with expandable_segments"
+    )

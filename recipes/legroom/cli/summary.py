@@ -75,10 +75,10 @@ def lengths(estimate: Estimate) -> Iterator[Row]:
     """What batches of different lengths make of the reserved memory."""
     if estimate.shown_reserved_bytes is None or estimate.expandable_reserved_bytes is None:
         return
-    note = f"shown after {estimate.lengths_steps} steps on uneven lengths"
+    note = f"after {estimate.lengths_steps} steps on rows of different lengths"
     if estimate.shown_reserved_low_bytes is not None and estimate.shown_reserved_high_bytes is not None:
         low, high = estimate.shown_reserved_low_bytes, estimate.shown_reserved_high_bytes
-        note += f", {units.size(low)} to {units.size(high)} by their order"
+        note += f", {units.size(low)} to {units.size(high)} depending on their order"
     if estimate.releases:
         note += f", cached memory given back {estimate.releases} times"
     note += f"; {units.size(estimate.expandable_reserved_bytes)} with expandable_segments"

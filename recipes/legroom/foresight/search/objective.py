@@ -8,8 +8,8 @@
    published (docs/results/published.md), ratios of two were up to 4.9 % from the predicted;
 5. the simplest: the fewest levers that are not as they were.
 
-Rows and the effective batch stay as they are. `fit` is asked for one mathematics (what is typed, and what `fit.allow`
-lets it change) and one number of GPUs at a time, and so orders by 4 and 5. The advice goes through 1 to 3, and for
+Rows and the effective batch stay as they are. In one search of `fit` everything computes the same, but for what
+`fit.allow` lets it change, on one number of GPUs: it orders by 4 and 5. The advice goes through 1 to 3, and for
 each asks `fit`'s own search for the rest.
 """
 

@@ -365,7 +365,7 @@ function compareCard(sweep, state, redraw) {
   }
   state.compare = (index) => { one.value = state.baseline; other.value = index; choose(); card.scrollIntoView({ behavior: "smooth" }); };
   const button = h("button", { class: "small", id: "compare", type: "button", onclick: () => show() }, "Compare");
-  const card = section("Two jobs", "Their memory over one step, with forward, backward and step drawn as wide in both, and how much more the second takes (below zero: less).",
+  const card = section("Two jobs", "Their memory over one step; forward, backward and step have the same width in both. The lower curve is what the second takes more, or less (below zero).",
     h("div", { class: "controls" }, one, swap, other, button), place);
   if ("IntersectionObserver" in window) {  // what nobody has scrolled to is not loaded
     const seen = new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) { seen.disconnect(); if (!place.childNodes.length) show(); } });
