@@ -31,6 +31,7 @@ def calls(tmp_path):
     return calls
 
 
+RAY = "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"
 OPTUNA = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 LATER = "${.${oc.select:hydra.job.id,now}}"  # what a job's id makes another value than is there when it is checked
@@ -55,6 +56,11 @@ def test_code_that_a_file_names_is_refused_by_its_key_and_not_run(command, calls
         ({"launcher": {"_target_": "os.getcwd"}}, "launcher._target_"),
         ({"launcher": {"_target_": SLURM, "teardown": ["x"]}}, "launcher.teardown"),
         ({"launcher": {"_target_": SLURM, "srun_args": ["--task-prolog=x"]}}, "launcher.srun_args"),
+        (
+            {"launcher": {"_target_": RAY, "ray": {"init": {"runtime_env": {"pip": ["x"]}}}}},
+            "launcher.ray.init.runtime_env",
+        ),
+        ({"launcher": {"_target_": RAY, "ray": {"init": {"address": "x:1"}}}}, "launcher.ray.init.address"),
         ({"sweeper": {"params": {"x": CALL}}}, "sweeper.params.x._target_"),
         ({"sweeper": {"params": {"+hydra.job.env_set.LD_PRELOAD": "x"}}}, "sweeper.params.+hydra"),
         ({"sweeper": {"sampler": {"_target_": "optuna.samplers._cmaes.pickle.loads"}}}, "sweeper.sampler._target_"),
@@ -105,6 +111,8 @@ def test_what_the_documentation_names_stays_possible():
     refused_code.check(_composed(launcher=launcher), ["hydra.launcher.setup=[module load cuda]"])
     with pytest.raises(HydraException, match=r"hydra\.launcher\.setup"):
         refused_code.check(_composed(launcher=launcher), ["hydra/launcher=submitit_slurm"])
+    ray = {"_target_": RAY, "ray": {"init": {"address": "auto", "num_cpus": 2}, "remote": {"num_gpus": 1}}}
+    refused_code.check(_composed(launcher=ray), ["hydra.launcher.ray.init.address=auto"])
     with pytest.raises(HydraException, match=r"hydra\.launcher\.comment"):
         refused_code.check(_composed(launcher={"_target_": SLURM, "comment": "a\nrm x"}), [])
     with pytest.raises(HydraException, match=r"custom_search_space"):

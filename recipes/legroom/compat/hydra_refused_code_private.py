@@ -23,6 +23,7 @@ TARGETS = {
     "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
+    "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher",
     "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper",
 }
 SAMPLER = re.compile(r"optuna\.samplers\.(nsgaii\.)?[A-Z]\w*")  # a class: through a module is the way to any code
@@ -33,6 +34,8 @@ STREAMS = {"ext://sys.stdout", "ext://sys.stderr"}
 TYPED = (
     "hydra.job.env_set",
     *(f"hydra.launcher.{name}" for name in ("setup", "teardown", "srun_args", "additional_parameters")),
+    # Packages and commands of Ray's workers, and the cluster that is given the jobs.
+    *(f"hydra.launcher.ray.{name}" for name in ("init.runtime_env", "init.address", "remote.runtime_env")),
 )
 
 

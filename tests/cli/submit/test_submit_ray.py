@@ -104,6 +104,21 @@ def test_two_nodes_train_and_go_on_after_a_preemption_as_if_there_was_none(tmp_p
     assert record.training.losses == pytest.approx(whole, rel=1e-5) and len(whole) == 40
 
 
+@pytest.mark.slow
+def test_a_sweep_by_hydras_launcher_for_ray_has_its_table(tmp_path):
+    if subprocess.run([PYTHON, "-c", "import torch, hydra_plugins.hydra_ray_launcher.ray_launcher"]).returncode:
+        pytest.skip(f"{PYTHON} has no torch or no hydra-ray-launcher; LEGROOM_TEST_SCHEDULERS names one that has")
+    ray_of_this_machine = ["+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.init.include_dashboard=false"]
+    typed = ["-m", "hydra/launcher=ray", *ray_of_this_machine, *small(), "optim=adamw,sgd", "hydra.sweep.dir=s"]
+    ended = subprocess.run(
+        [PYTHON, ROOT / "train.py", *typed], cwd=tmp_path, capture_output=True, text=True, timeout=280
+    )
+    assert ended.returncode == 0, ended.stderr
+    records = [record_file.read(path.parent) for path in tmp_path.glob("s/*/result.json")]
+    assert sorted(record.config["optim"]["name"] for record in records) == ["adamw", "sgd"]
+    assert {record.status for record in records} == {"ok"} and (tmp_path / "s" / "table.md").exists()
+
+
 def one_of_the_ranks(folder: str) -> psutil.Process:
     """The last process that was started as a rank of the run in a folder."""
     found = []

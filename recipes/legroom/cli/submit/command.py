@@ -43,8 +43,8 @@ OWN_KEYS = {
     "launch.preempted_exit_code": "the file has the code that its scheduler wants",
 }
 SWEEP = (
-    "-m: the file is that of one training. A sweep on SLURM is {train} -m hydra/launcher=submitit_slurm ...; for "
-    "another scheduler, write a file for each job."
+    "-m: the file is that of one training. A sweep is {train} -m hydra/launcher=submitit_slurm ..., or "
+    "hydra/launcher=ray; for another scheduler, write a file for each job."
 )
 
 
