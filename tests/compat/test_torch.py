@@ -258,3 +258,19 @@ def test_moving_a_module_keeps_its_parameters_where_data_may_be_set():
     with torch_private.modules_that_keep_their_parameters():
         layer.double()
     assert all(a is b for a, b in zip(before, layer.parameters())) and layer.weight.dtype == torch.float64
+
+
+def test_norms_are_in_fp32_and_products_in_place():
+    tensors = [torch.full((4,), 3.0, dtype=torch.bfloat16), torch.ones(1)]
+    assert [norm.item() for norm in torch_private.norms(tensors)] == [6.0, 1.0]
+    assert torch_private.norms(tensors)[0].dtype == torch.float32
+    torch_private.multiply(tensors, torch.tensor(0.5))
+    assert tensors[0].tolist() == [1.5] * 4
+
+
+def test_a_module_computes_with_other_tensors_for_a_while():
+    layer = torch.nn.Linear(2, 1)
+    weight, bias = layer.weight, layer.bias
+    with torch_private.replaced_parameters(layer, {"weight": torch.ones(1, 2), "bias": None}):
+        assert layer(torch.ones(2)).item() == 2.0
+    assert layer.weight is weight and layer.bias is bias

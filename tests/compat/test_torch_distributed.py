@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel, distributed
@@ -180,3 +181,19 @@ def test_messages_keep_tensors(two_ranks):
         assert dist.isend is distributed_c10d.isend is not before[0]
         assert is_kept()
     assert before == (dist.isend, dist.irecv, distributed_c10d.isend, distributed_c10d.irecv)
+
+
+def test_fsdp_reduces_the_gradients_of_several_backward_passes_once(two_ranks):
+    model = torch.nn.Linear(4, 4, bias=False)
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    with torch_distributed_private.reduced_once(model, stays_gathered=True):
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+        assert model.weight.grad.tolist() == [[2.0] * 4] * 4  # whole, of both passes
+    assert model.weight.grad.to_local().shape == (2, 4)  # of two ranks
+
+
+def test_tensors_are_gathered_and_scattered(two_ranks):
+    whole, part = torch.empty(4), torch.ones(2)
+    torch_distributed_private.all_gather(whole, part, group=dist.group.WORLD)
+    torch_distributed_private.reduce_scatter(part, torch.ones(4), group=dist.group.WORLD)

@@ -10,6 +10,8 @@ import torch
 import transformers
 from torch import nn
 
+from legroom import config
+from legroom.config.menus import Parallelism
 from legroom.parallelism import fsdp, pipeline, pipeline_parts, unwrap
 from legroom.ranks import rank_info
 
@@ -22,6 +24,10 @@ def llama(layers: int, tied: bool = False):
     return transformers.LlamaForCausalLM(config).eval()
 
 
+def mode(**values):
+    return config.from_dict(dict.fromkeys(Parallelism.__dataclass_fields__) | values, Parallelism)
+
+
 @pytest.fixture
 def part_of(monkeypatch):
     """part_of(model, rank, world, stages, chunks) -> the pipeline of a copy of the model on a rank that is alone."""
@@ -30,7 +36,7 @@ def part_of(monkeypatch):
         monkeypatch.setattr(pipeline.dist, "get_world_size", lambda: world)
         monkeypatch.setattr(pipeline.dist, "get_rank", lambda: rank)
         monkeypatch.setattr(pipeline.dist, "new_subgroups_by_enumeration", lambda ranks: (ranks, None))
-        own = SimpleNamespace(together=stages, chunks=chunks, schedule=schedule)
+        own = mode(kind="pipeline", stages=stages, chunks=chunks, schedule=schedule)
         mine = copy.deepcopy(model)
         pipeline.split(mine, own)
         return pipeline.of(mine)
@@ -220,4 +226,5 @@ def test_which_rank_a_launcher_says_this_is(monkeypatch, given, expected):
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert rank_info.current_rank() == expected
-    assert rank_info.data_share(2) == (expected.rank // 2, expected.world_size // 2)
+    two_together = mode(kind="fsdp_tp", tensor_size=2)
+    assert rank_info.data_share(two_together) == (expected.rank // 2, expected.world_size // 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -71,7 +73,7 @@ def llama(**values):
 
 def test_attention_with_whole_masks_is_refused():
     with pytest.raises(Refusal, match="model.attention=eager, the one that LlamaForCausalLM has here"):
-        context.share_out(llama(attn_implementation="eager"), 2)
+        context.share_out(llama(attn_implementation="eager"), SimpleNamespace())
 
 
 # --- weights ---------------------------------------------------------------------------------------

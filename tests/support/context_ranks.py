@@ -70,7 +70,7 @@ def _difference(kind: str) -> str:
     whole = [_step(model, batch) for batch in batches]
     try:
         context.check(RANKS, kind, config, TASK)
-        context.share_out(model, RANKS)
+        context.share_out(model, context.neighbours(RANKS))
         parts = [_step(model, batch) for batch in batches]
     except Refusal as error:
         return f"refused: {error}"

@@ -21,7 +21,7 @@ from legroom.machine import host
 from legroom.measure.step_log import StepLog
 from legroom.models import quantized
 from legroom.options.task import OF_ROWS, has_conversations
-from legroom.parallelism import pipeline, unwrap
+from legroom.parallelism import mesh, pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.records import checkpoint_files, model_card, run_folder
 from legroom.records.checkpoint_files import Checkpoint
@@ -66,7 +66,7 @@ class Saver:
         self.divergence: DivergenceWatch | None = None  # from `begin` on
         # Waits for the answers to the question that runs now: whether to stop, and whether a loss is no number.
         self._asked: Callable[[], list[bool]] | None = None
-        self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.kind != "zero"
+        self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.saves_checkpoints
         if not self.possible and (cfg.save.every_steps or cfg.save.best or cfg.resume):
             raise Refusal(
                 "the run's folder is not on every machine, so nothing can be saved there or resumed. Choose a folder "
@@ -398,7 +398,7 @@ def _gathered_weights(loop: Any, model: Any) -> dict[str, Any] | None:
     deepspeed = loop.accelerator.deepspeed_plugin
     if deepspeed is not None and deepspeed.zero_stage == 3:
         return loop.accelerator.get_state_dict(loop.model)
-    if hasattr(model, "unshard"):  # FSDP2
+    if hasattr(model, "unshard") or mesh.of(loop.bare_model) is not None:  # FSDP2, tensor parallelism
         trained_alone = unwrap.base_model(model) is not model
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained_alone)
         return get_model_state_dict(model, options=options)

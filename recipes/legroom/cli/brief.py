@@ -272,9 +272,13 @@ def _setup(outcome: Record) -> str:
         if menu == "adapter" and config["adapter"].get("peft"):
             option = f"{option} {config['adapter']['peft'].get('peft_type')}"
         parts.append(option if menu in KNOWN_BY_NAME else f"{menu} {option}")
-    for key in ("experts", "context"):
-        if config["parallelism"].get(key):
-            parts.append(f"{key} {config['parallelism'][key]}")
+    mode = config["parallelism"]
+    keys = ["experts", "context"]
+    if mode.get("kind") == "mesh":
+        keys += ["tensor_size", "stages", "shard_size", "replicate_size"]
+    for key in keys:
+        if (mode.get(key) or 1) > 1:
+            parts.append(f"{key} {mode[key]}")
     if config["train"].get("ema") is not None:
         parts.append(f"running mean {config['train']['ema']:g}")
     gpu = config.get("gpu") or {}

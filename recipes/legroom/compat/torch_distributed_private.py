@@ -76,6 +76,12 @@ def fake_process_group_store() -> Any:
     return FakeStore()
 
 
+# Since torch 2.13 the public names are others, and the old ones warn. all_gather(whole, part, group=), and
+# reduce_scatter(part, whole, group=), of tensors (N,) on each rank.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 # --- DistributedDataParallel -------------------------------------------------------------------------
 
 
@@ -174,3 +180,27 @@ def pipeline_schedule(name: str, stages: list[Any], micro_batches: int, loss: Ca
         return pipelining.ScheduleInterleaved1F1B(stages, micro_batches, loss, scale_grads=False)
     kind = pipelining.ScheduleGPipe if name == "gpipe" else pipelining.Schedule1F1B
     return kind(stages[0], micro_batches, loss, scale_grads=False)
+
+
+@contextlib.contextmanager
+def reduced_once(model: Any, stays_gathered: bool) -> Iterator[None]:
+    """Inside, FSDP adds up the gradients of several backward passes of a model, whole on each rank; they are reduced at
+    the end. stays_gathered: weights are freed at the end, instead of after each backward pass.
+
+    As torch's stages of a pipeline do it (`_PipelineStageBase.perform_reduce_grad`), for a module that is FSDP's.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    model.set_requires_gradient_sync(False)
+    model.set_is_last_backward(False)
+    if stays_gathered:
+        model.set_reshard_after_backward(False)
+    yield
+    model.set_is_last_backward(True)
+    model.set_reshard_after_backward(True)
+    model.set_requires_gradient_sync(True)
+    state = fully_shard.state(model)  # type: ignore[attr-defined]
+    for each in state._state_ctx.all_states:
+        for group in each._fsdp_param_groups:
+            group.post_backward()
+    state._root_post_backward_final_callback()

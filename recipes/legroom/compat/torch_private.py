@@ -6,7 +6,7 @@ What is read for each dispatched operation is bound here once, so that a use cos
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -296,3 +296,25 @@ def compile_seconds() -> float:
     from torch._dynamo.utils import calculate_time_spent
 
     return calculate_time_spent()["total_wall_time"]
+
+
+def norms(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The 2-norm of each tensor in fp32, (), by few kernels, as torch's own clipping computes them."""
+    return torch._foreach_norm(tensors, 2, torch.float32)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def multiply(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiplies each tensor in place by a factor, (), by few kernels."""
+    torch._foreach_mul_(tensors, factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+@contextlib.contextmanager
+def replaced_parameters(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor | None]) -> Iterator[None]:
+    """Inside, a module computes with tensors that are no parameters in the place of some of its own. A module lets only
+    parameters be set there, and `torch.func.functional_call` would run its hooks once more."""
+    own = {name: module._parameters[name] for name in tensors}
+    module._parameters.update(tensors)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        module._parameters.update(own)

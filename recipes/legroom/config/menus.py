@@ -276,7 +276,7 @@ class Kernels(Menu):
 
 @dataclass
 class Parallelism(Menu):
-    kind: str = kinds("single", "dp", "ddp", "fsdp", "fsdp_tp", "pipeline", "zero")
+    kind: str = kinds("single", "dp", "ddp", "fsdp", "fsdp_tp", "pipeline", "mesh", "zero")
     num_processes: int | None = key(minimum=1, below=MOST_PARTS + 1)
     replicas: int = UNSET  # micro-batches trained on at a time; derived
     gradient_as_bucket_view: bool = UNSET
@@ -285,12 +285,14 @@ class Parallelism(Menu):
     static_graph: bool = UNSET
     nccl_p2p: bool = UNSET
     strategy: str = one_of("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+    replicate_size: int = at_least(1)
     shard_size: int | None = at_least(1)
-    tensor_size: int = at_least(2)
+    tensor_size: int = at_least(1)
+    sequence_parallel: bool = UNSET
     split: str = one_of("all", "experts")
     experts: int | None = at_least(2)
-    context: int | None = at_least(2)
-    stages: int = at_least(2)
+    context: int | None = at_least(1)
+    stages: int = at_least(1)
     schedule: str = one_of("gpipe", "1f1b", "interleaved")
     chunks: int | None = at_least(2)
     wrap: str = one_of("layer", "size", "none")
@@ -304,7 +306,36 @@ class Parallelism(Menu):
     @property
     def together(self) -> int:
         """How many ranks train on the same rows: those that share each layer, the tokens of a row, or the layers."""
-        return self.tensor_size or self.context or self.stages or 1
+        return (self.tensor_size or 1) * (self.context or 1) * (self.stages or 1)
+
+    def data_share(self, rank: int, world_size: int) -> tuple[int, int]:
+        """(index, count): a rank trains on part `index` of the `count` parts of every batch.
+
+        The ranks that share out layers are neighbours in a pipeline, and farthest apart in a mesh (`Mesh`).
+        """
+        count = world_size // self.together
+        if self.kind != "mesh":
+            return rank // self.together, count
+        return rank // ((self.tensor_size or 1) * (self.context or 1)) % count, count
+
+    @property
+    def fsdp_ranks(self) -> int:
+        """Of a mesh: the ranks over which FSDP shards the weights of a stage or keeps copies of them."""
+        return (self.replicate_size or 1) * (self.shard_size or 1) * (self.context or 1)
+
+    @property
+    def token_parts(self) -> int:
+        """Into how many parts ranks share out the tokens of a row's hidden states."""
+        parts = self.context or 1
+        if self.splits_tokens:
+            parts *= self.tensor_size or 1
+        return parts
+
+    @property
+    def splits_tokens(self) -> bool:
+        """Of a mesh: whether the ranks that split the matrices share out the tokens between these (Korthikanti et al.
+        2022)."""
+        return bool(self.sequence_parallel) and (self.tensor_size or 1) > 1
 
     @property
     def one_process(self) -> bool:
@@ -314,7 +345,7 @@ class Parallelism(Menu):
     @property
     def sharded(self) -> bool:
         """Whether each rank keeps only a part of the weights."""
-        return self.kind == "fsdp_tp" or (self.kind == "fsdp" and self.strategy != "no_shard")
+        return self.kind in ("fsdp_tp", "mesh") or (self.kind == "fsdp" and self.strategy != "no_shard")
 
     @property
     def reshards(self) -> bool:
@@ -340,6 +371,11 @@ class Parallelism(Menu):
     def fetches_ahead(self) -> bool:
         """Whether weights are gathered by the order of the step before: DeepSpeed's stage 3."""
         return self.kind == "zero" and self.stage == 3
+
+    @property
+    def saves_checkpoints(self) -> bool:
+        """Whether a training in this mode can be resumed: not yet of what DeepSpeed or a mesh's pipeline keeps."""
+        return self.kind != "zero" and not (self.kind == "mesh" and self.stages)
 
     @property
     def world_size(self) -> int:

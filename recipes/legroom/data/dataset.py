@@ -91,7 +91,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
         built = _source(cfg, task, vocab, head)
     else:
         built = _tokenised_or_stand_ins(cfg, task, vocab, head, last_id)
-    built.rank, built.ranks = rank_info.data_share(cfg.parallelism.together)
+    built.rank, built.ranks = rank_info.data_share(cfg.parallelism)
     if (cfg.eval.window or cfg.eval.stride) and (task != "language_modelling" or built.eval is None):
         raise Refusal(
             "eval.window and eval.stride slide over the text of a language model's evaluation, and there is "

@@ -12,9 +12,13 @@ from legroom.config import Config
 
 
 def simulated_ranks(cfg: Config) -> list[int]:
-    """The ranks that are simulated."""
+    """The ranks that are simulated. Of the ranks of a mesh's stage the first has the largest part of what does not
+    divide: of weights by torch's rule, which gives the last ranks less."""
     last = (cfg.parallelism.stages or 1) - 1
-    return sorted({0, min(1, last), last})
+    apart = 1
+    if cfg.parallelism.kind == "mesh":
+        apart = cfg.parallelism.world_size // (cfg.parallelism.stages or 1)
+    return [stage * apart for stage in sorted({0, min(1, last), last})]
 
 
 def of(cfg: Config, steps: Sequence[Any]) -> Any:
@@ -31,8 +35,9 @@ def of(cfg: Config, steps: Sequence[Any]) -> Any:
         flops = sum(step.model_flops for step in (first, last))
         flops += sum(step.model_flops / step.own_layers * layers for step in between)
     said = (
-        f"parallelism=pipeline: the memory is that of rank {fullest.rank} of {cfg.parallelism.world_size}, which needs "
-        f"most, and the time that of rank {slowest.rank}, which computes most."
+        f"parallelism={cfg.parallelism.name}: the memory is that of rank {fullest.rank} of "
+        f"{cfg.parallelism.world_size}, which needs most, and the time that of rank {slowest.rank}, which computes "
+        "most."
     )
     return replace(
         fullest,

@@ -42,7 +42,7 @@ from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengt
 from legroom.foresight.zero import ranks as zero_ranks
 from legroom.levers.parallelism import pipeline_rules
 from legroom.models import quantized
-from legroom.parallelism import fsdp, pipeline, unwrap
+from legroom.parallelism import fsdp, mesh, pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.records.record import Model
 from legroom.training import setup
@@ -230,9 +230,12 @@ def _simulate(
         split = pipeline.of(model)
         largest = data_loader.largest_step(rows, args)
         steps = min(args.gradient_accumulation_steps, len(largest))
-        enough = _simulated_micro_batches(steps) if even and split is None else steps
+        enough = simulated_micro_batches(cfg, steps) if even else steps
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         held = _input_tensors(largest, steps - enough if even else 0)
+        if split is not None and held:
+            B, T = held[0].shape
+            held += split.buffers(B, T, steps - enough)
         listener.show("two steps on the longest rows")
         if first_look and split is None:
             tokens = _steps_of_first_look(training, trace, enough)
@@ -241,7 +244,7 @@ def _simulate(
         del held
         events = trace.allocator_events() if gpu is not None and capacity_bytes else []
         keeps = stored.after_steps(cfg, built, model, trace.ledger.optimizer, trace, rows)
-        tally = _tally_of_mode(cfg, loop, trace.step_tally(steps if split is None else len(trace.passes)), steps)
+        tally = _tally_of_mode(cfg, loop, _step_tally(cfg, trace, steps, enough), steps)
         listener.first(events, tally)
         later = BeyondTheStep()
         if draw_lengths:
@@ -321,12 +324,33 @@ def _beyond_the_step(
     return later
 
 
-def _simulated_micro_batches(steps: int) -> int:
-    """How many of the equal micro-batches of an optimizer step are run; those of a pipeline are under way together, and
-    all of them are."""
+def simulated_micro_batches(cfg: Config, steps: int) -> int:
+    """How many of the equal micro-batches of an optimizer step are run.
+
+    Those of a pipeline are under way together: of as many as are enough for all to be under way, and for a rank to have
+    gone over to a forward and a backward pass in turn.
+    """
+    stages = cfg.parallelism.stages or 1
+    if cfg.parallelism.schedule == "gpipe" and stages > 1:  # all are under way
+        return steps
+    if cfg.parallelism.chunks:  # 2 (p - 1) + (v - 1) p passes come first, of p x v parts
+        return min(steps, 3 * stages)
+    if stages > 1:
+        return min(steps, stages + 2)
     if collectives.is_distributed():  # the last alone sends the gradients
         return min(steps, MICRO_BATCHES + 1)
     return min(steps, MICRO_BATCHES)
+
+
+def _step_tally(cfg: Config, trace: OpTrace, steps: int, enough: int) -> Tally:
+    """The operations of a step with all its micro-batches, of which `enough` were run."""
+    own = cfg.parallelism
+    if not own.stages:
+        return trace.step_tally(steps)
+    # A pass of a pipeline has what runs until the next forward pass: the last has the backward passes that are left.
+    chunks = own.chunks or 1
+    alike = own.stages * chunks if own.chunks else 1
+    return trace.step_tally_of(trace.passes[-1 - alike : -1], (steps - enough) * chunks // alike)
 
 
 def _played_mode(cfg: Config, loop: setup.Loop) -> list[str]:
@@ -342,8 +366,12 @@ def _tally_of_mode(cfg: Config, loop: setup.Loop, tally: Tally, micro_batches: i
         loop.model.add_transfers(tally, micro_batches)
     share = pipeline_rules.idle_share(cfg)  # of the time in which a rank could compute
     tally.waits, tally.idle = cfg.parallelism.waits, share / (1 - share)  # the latter beside its own passes
-    sent_and_awaited = any(links.is_awaited(operation) for operation, _ in tally.operations())
+    sent_and_awaited = any(links.is_all_to_all(operation) for operation, _ in tally.operations())
     tally.shares_experts = sent_and_awaited and not cfg.parallelism.context  # which sends the heads of rows instead
+    own = cfg.parallelism
+    if own.kind == "mesh":
+        groups = {(own.tensor_size or 1, 1), (own.stages or 1, own.world_size // (own.stages or 1))}
+        tally.awaited_groups = frozenset(groups)
     return tally
 
 
@@ -403,6 +431,9 @@ def _fake_model(fake: FakeDevice, cfg: Config, build_model: setup.BuildModel) ->
     with fake.building():
         model = build_model(weights=False)
         model.tie_weights()  # part of the initialisation that `building` leaves out
+    if cfg.parallelism.kind == "mesh":
+        mesh.split(cfg, model, fake.device.type)
+        return model
     if cfg.parallelism.stages:
         pipeline.split(model, cfg.parallelism)
     if cfg.parallelism.sharded:

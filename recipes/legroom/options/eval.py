@@ -102,7 +102,7 @@ def _generation(cfg: Config, given: Collection[str]) -> str | None:
         other = "data=dummy, whose ids stand for no text"
     elif not task.is_causal(cfg):
         other = "a model that predicts no next token"
-    elif cfg.parallelism.kind in ("fsdp", "fsdp_tp", "pipeline", "zero"):
+    elif cfg.parallelism.kind in ("fsdp", "fsdp_tp", "pipeline", "mesh", "zero"):
         other = f"parallelism={cfg.parallelism.name}"
     else:
         return None

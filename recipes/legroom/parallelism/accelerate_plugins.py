@@ -16,6 +16,8 @@ def mode_arguments(cfg: Config) -> dict[str, Any]:
     """What both recipes give to `Accelerator` for the mode of parallelism. Needs the initialised process group."""
     if cfg.parallelism.kind == "zero":
         return zero.accelerator_arguments(cfg)
+    if cfg.parallelism.kind == "mesh" and cfg.parallelism.fsdp_ranks == 1:
+        return {}
     if cfg.parallelism.sharded:
         return _fsdp()
     if cfg.parallelism.kind in ("ddp", "fsdp"):  # fsdp's option that shards nothing is DDP

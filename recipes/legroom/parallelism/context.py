@@ -23,6 +23,7 @@ from legroom.compat import transformers_models_private
 from legroom.data.collate import IGNORE_INDEX
 from legroom.errors import Refusal
 from legroom.options import model_families
+from legroom.parallelism import pipeline
 
 ROWS = {"input_ids", "labels", "attention_mask"}  # what a batch has
 POSITIONS = ("position_ids", "cache_position")  # of a rank's tokens; models give them to attention, which needs none
@@ -33,13 +34,14 @@ OF_LENGTH = {"dynamic", "longrope"}  # kinds of rotary positions that depend on 
 class Cut:
     """What the modules of a model know of the whole rows.
 
-    layers: those with attention. active: the latest forward pass had labels, and so a part of the tokens. tokens: T.
-    mask (B, T): of padding, or None. labels: the count by which this rank's sum of losses is divided, (), until the
-    loss has used it. attended: how often attention has run in this forward pass.
+    layers: those with attention; None: some of them, as a stage of a pipeline has. active: the latest forward pass had
+    labels, and so a part of the tokens. tokens: T. mask (B, T): of padding, or None. labels: the count by which this
+    rank's sum of losses is divided, (), until the loss has used it. attended: how often attention has run in this
+    forward pass.
     """
 
     group: dist.ProcessGroup
-    layers: int
+    layers: int | None
     active: bool = False
     tokens: int = 0
     mask: Tensor | None = None
@@ -88,8 +90,15 @@ def _rope_type_of_length(config: PretrainedConfig) -> str | None:
     return None
 
 
-def share_out(model: PreTrainedModel, size: int) -> None:
-    """Makes a causal language model that is given whole rows with labels compute one of `size` parts of their tokens.
+def neighbours(size: int) -> dist.ProcessGroup:
+    """The `size` ranks next to each other of which this one is part."""
+    group, _ = dist.new_subgroups(size)
+    assert isinstance(group, dist.ProcessGroup), "every rank is in a group"
+    return group
+
+
+def share_out(model: PreTrainedModel, group: dist.ProcessGroup) -> None:
+    """Makes a causal language model that is given whole rows with labels compute this rank's part of their tokens.
 
     The mean of the losses of all ranks is then the mean over all labels. Without labels, as where it generates, the
     model is what it was. Raises Refusal for an attention that does not go with it.
@@ -97,12 +106,11 @@ def share_out(model: PreTrainedModel, size: int) -> None:
     attention = transformers_models_private.attention_of(model)
     if attention is None or attention in ("eager", "flex_attention"):
         raise Refusal(
-            f"parallelism.context={size} does not go with model.attention={attention}, the one that "
+            f"parallelism.context does not go with model.attention={attention}, the one that "
             f"{type(model).__name__} has here. Type model.attention=sdpa, or leave parallelism.context out."
         )
-    group, _ = dist.new_subgroups(size)
-    assert isinstance(group, dist.ProcessGroup), "every rank is in a group"
-    cut = Cut(group, model.config.get_text_config().num_hidden_layers)
+    layers = None if pipeline.of(model) is not None else model.config.get_text_config().num_hidden_layers
+    cut = Cut(group, layers)
     _CUTS.update(dict.fromkeys(model.modules(), cut))
     transformers_models_private.wrap_attention(attention, _attention, _mask)
     model.loss_function = _loss_of(cut, model.loss_function)  # pyright: ignore[reportAttributeAccessIssue]
@@ -149,6 +157,8 @@ def _after_forward(model: nn.Module, args: tuple, output: Any) -> None:
     if not cut.active or output is None:  # None after an error
         return
     part = None
+    if cut.layers is None:
+        return
     if cut.labels is not None:
         part = "the loss"
     elif cut.attended != cut.layers:

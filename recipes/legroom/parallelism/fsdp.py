@@ -72,8 +72,9 @@ def put_buffer(model: nn.Module, name: str, buffer: torch.Tensor) -> None:
     setattr(model.get_submodule(owner), attribute, buffer)
 
 
-def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
-    """Shards every weight over the ranks, in place. Needs the initialised process group. device: 'cpu' or 'cuda'.
+def shard(cfg: Config, model: PreTrainedModel, device: str, mesh: DeviceMesh | None = None) -> None:
+    """Shards every weight over the ranks, in place. Needs the initialised process group. device: 'cpu' or 'cuda'. mesh:
+    of the ranks that share them out; None: what the configuration says.
 
     Raises Refusal for a model without a plan for tensor parallelism.
     """
@@ -86,7 +87,7 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     elif dtype is not None:
         reduction = torch.float32
     settings: dict[str, Any] = {
-        "mesh": _mesh(cfg, model, device),
+        "mesh": mesh or _mesh(cfg, model, device),
         "reshard_after_forward": parallelism.reshards,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduction),
         "offload_policy": CPUOffloadPolicy() if parallelism.cpu_offload else OffloadPolicy(),
@@ -94,6 +95,7 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     if parallelism.experts:
         experts.split(model, parallelism.experts, rank_info.current_rank().world_size, device, settings)
     model_units = units(model, parallelism.wrap, parallelism.wrap_min_parameters)
+    model_units = [unit for unit in model_units if next(unit.parameters(), None) is not None]  # of this rank
     _check_types(cfg, [*model_units, model])
     for unit in model_units:
         fully_shard(unit, **settings)

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PretrainedConfig, PreTrainedModel
@@ -38,19 +40,20 @@ class Pipeline:
     The model is cut into `count` parts. A rank has those whose number modulo the number of ranks is its own: one, or
     several with an interleaved schedule.
 
-    group: the `ranks` that have the model together. copies: the ranks of all pipelines with the same parts. copy: the
-    number of this rank's pipeline. ends: the first and the last rank of the group. tied: on these two the weight of the
-    embeddings, if the output layer has the same. parameters, trained: counts of the whole model. layers: how many this
-    rank has.
+    group: the ranks that have the model together, `members` in the order of their parts. copies: the ranks of all
+    pipelines with the same parts. copy: the number of this rank's pipeline. ends: the first and the last rank of the
+    group. is_tied: these two have the weight of the embeddings, since the output layer has the same. parameters,
+    trained: counts of the whole model. layers: how many this rank has. token_parts: into how many parts the tokens of
+    what travels are shared out. dtype: of what travels.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: Parallelism):
+    def __init__(self, model: PreTrainedModel, settings: Parallelism, dtype: torch.dtype | None = None):
         self.model = model
         self.settings = settings
-        self.ranks = settings.together
-        self.copy, place = divmod(dist.get_rank(), self.ranks)
-        self.first_rank = self.copy * self.ranks
+        self.ranks = settings.stages or 1
+        self.token_parts = settings.token_parts
         self._make_groups()
+        place = self.members.index(dist.get_rank())
         self.count = self.ranks * (settings.chunks or 1)
         self.parts = range(place, self.count, self.ranks)
         self.has_first = 0 in self.parts
@@ -59,7 +62,7 @@ class Pipeline:
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         self.width = model.config.get_text_config().hidden_size
-        self.dtype = model.dtype
+        self.dtype = dtype or model.dtype
         self._split(model)
         self.whole_forward = model.forward
 
@@ -71,11 +74,18 @@ class Pipeline:
     def _make_groups(self) -> None:
         """Makes the process groups, of which every rank makes all."""
         world = dist.get_world_size()
-        pipelines = [list(range(first, first + self.ranks)) for first in range(0, world, self.ranks)]
-        copies = [list(range(place, world, self.ranks)) for place in range(self.ranks)]
+        copies = world // self.ranks
+        if self.settings.kind == "mesh":  # whose stages are farthest apart
+            pipelines = [list(range(copy, world, copies)) for copy in range(copies)]
+            self.copy = dist.get_rank() % copies
+        else:
+            pipelines = [list(range(first, first + self.ranks)) for first in range(0, world, self.ranks)]
+            self.copy = dist.get_rank() // self.ranks
+        self.members = pipelines[self.copy]
+        same_parts = [list(ranks) for ranks in zip(*pipelines)]
         ends = [[ranks[0], ranks[-1]] for ranks in pipelines]
         self.group: Any = dist.new_subgroups_by_enumeration(pipelines)[0]
-        self.copies: Any = dist.new_subgroups_by_enumeration(copies)[0]
+        self.copies: Any = dist.new_subgroups_by_enumeration(same_parts)[0]
         self.ends: Any = dist.new_subgroups_by_enumeration(ends)[0]
 
     def _split(self, model: PreTrainedModel) -> None:
@@ -113,7 +123,7 @@ class Pipeline:
         embeddings = model.get_input_embeddings()
         output = model.get_output_embeddings()
         is_tied = output is not None and embeddings.weight is output.weight
-        self.tied = embeddings.weight if is_tied and (self.has_first or self.has_last) else None
+        self.is_tied = is_tied and (self.has_first or self.has_last)
         model.set_submodule(path, nn.ModuleList(kept))
         if not self.has_last:
             for name, module in passing_after.items():
@@ -121,8 +131,16 @@ class Pipeline:
         if not self.has_first:
             for name, module in no_embeddings.items():
                 # Under their name the output layer's state dictionary has the weight of tied embeddings.
-                if self.tied is None or model.get_submodule(name) is not embeddings:
+                if not self.is_tied or model.get_submodule(name) is not embeddings:
                     model.set_submodule(name, module)
+
+    @property
+    def tied(self) -> Tensor | None:
+        """The weight of the embeddings on a rank that shares it with another one; it changes where it is sharded."""
+        if not self.is_tied:
+            return None
+        layer: Any = self.model.get_input_embeddings() if self.has_first else self.model.get_output_embeddings()
+        return layer.weight
 
     def _bounds(self, part: int, layers: int) -> tuple[int, int]:
         """The first layer of a part and the one behind its last. The first parts have a layer more where the layers do
@@ -174,8 +192,9 @@ class Pipeline:
 
     def _evaluated(self, batch: dict[str, Tensor]) -> CausalLMOutput:
         """The loss of the whole model on every rank: each part waits for the one before it."""
-        hidden: Tensor = batch["input_ids"]
-        shape = (*hidden.shape, self.width)
+        hidden: Tensor = batch["input_ids"]  # of this rank's tokens of each row
+        B, T = hidden.shape
+        shape = self._travelling(B, T * (self.settings.context or 1))
         device = hidden.device
         for part in self.parts:
             if part > 0:
@@ -189,8 +208,12 @@ class Pipeline:
         dist.broadcast(loss, self._owner(self.count - 1), group=self.group)
         return CausalLMOutput(loss=loss)  # pyright: ignore[reportArgumentType]  # any float tensor
 
+    def _travelling(self, B: int, T: int) -> tuple[int, int, int]:
+        """The shape of the hidden states between two parts."""
+        return B, T // self.token_parts, self.width
+
     def _owner(self, part: int) -> int:
-        return self.first_rank + part % self.ranks
+        return self.members[part % self.ranks]
 
     # --- the step ------------------------------------------------------------------------------------
 
@@ -217,12 +240,21 @@ class Pipeline:
         first_inputs = [ids] if self.has_first else []
         if self.has_last:
             inputs |= {"target": ids, "losses": losses}
+        postponed = self._postponed_reduction()
         try:
-            schedule.step(*first_inputs, **inputs, return_outputs=False)
+            with postponed:
+                schedule.step(*first_inputs, **inputs, return_outputs=False)
         except RuntimeError as error:
             raise error.__cause__ or error from None  # torch puts what a pass raises into one of its own
         self._sum_gradients(batches[0].ranks)
         return self.ranks * sum(losses, torch.zeros((), device=ids.device)).detach()
+
+    def _postponed_reduction(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, FSDP adds up the gradients of the micro-batches, and reduces them at the end; unless it shall do so
+        after each."""
+        if not isinstance(self.model, FSDPModule) or self.settings.sync_each_batch:
+            return contextlib.nullcontext()
+        return torch_distributed_private.reduced_once(self.model, stays_gathered=not self.settings.reshards)
 
     def _missing(self, batches: int) -> int:
         """How many micro-batches a step lacks for its schedule."""
@@ -235,7 +267,7 @@ class Pipeline:
     def _stage(self, part: int, ids: Tensor, count: int) -> Any:
         """A part as a stage of torch's schedules, which knows the shapes of what is sent. ids: (count x B, T)"""
         B, T = len(ids) // count, ids.shape[1]
-        hidden = torch.empty(B, T, self.width, dtype=self.dtype, device="meta", requires_grad=True)
+        hidden = torch.empty(*self._travelling(B, T), dtype=self.dtype, device="meta", requires_grad=True)
         received = hidden
         if part == 0:
             received = torch.empty(B, T, dtype=ids.dtype, device="meta")
@@ -247,11 +279,28 @@ class Pipeline:
             module, part, self.count, ids.device, received, sent, self.group
         )
 
+    def buffers(self, B: int, T: int, micro_batches: int) -> list[Tensor]:
+        """What torch's stages keep until the end of a step for the messages of so many micro-batches: the hidden states
+        that come, and their gradients; with an interleaved schedule also those that were sent."""
+        kept = []
+        for part in self.parts:
+            messages = (part > 0) + (part < self.count - 1)
+            if self.settings.chunks:
+                messages *= 2
+            for _ in range(messages * micro_batches):
+                kept.append(torch.empty(self._travelling(B, T), dtype=self.dtype, device=self.model.device))
+        return kept
+
     def _sum_gradients(self, replicas: int) -> None:
         """Adds what both ends have of the gradient of tied embeddings, and takes the mean over the replicas."""
-        if self.tied is not None:
-            dist.all_reduce(self.tied.grad, group=self.ends)
-        if replicas > 1:
+        tied = self.tied
+        if tied is not None:
+            gradient = tied.grad
+            assert gradient is not None, "both ends have used it"
+            if isinstance(gradient, DTensor):
+                gradient = gradient.to_local()
+            dist.all_reduce(gradient, group=self.ends)
+        if replicas > 1 and self.settings.kind != "mesh":
             for weight in self.model.parameters():
                 if weight.grad is not None:
                     dist.all_reduce(weight.grad.div_(replicas), group=self.copies)
@@ -275,12 +324,13 @@ class Pipeline:
     def gathered(self) -> dict[str, Tensor]:
         """The whole model's state dictionary on the CPU of rank 0; on others what they send of it. Every rank
         calls this."""
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        state = {name: _whole(tensor.detach()).cpu().contiguous() for name, tensor in self.model.state_dict().items()}
         forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         forms_of_ranks = collectives.all_gather(forms)
         rank = dist.get_rank()
         gathered = set(forms_of_ranks[0])
-        for sender in range(1, self.ranks):
+        first_pipeline = [member - self.members[0] for member in self.members]
+        for sender in first_pipeline[1:]:
             for name, (shape, dtype) in forms_of_ranks[sender].items():
                 if name in gathered:
                     continue
@@ -291,6 +341,11 @@ class Pipeline:
                     state[name] = torch.empty(shape, dtype=dtype)
                     dist.recv(state[name], sender)
         return state
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A tensor of which a mesh's ranks may have parts. All ranks of a stage call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _joined(batches: Sequence[Batch]) -> dict[str, Any]:
@@ -318,9 +373,10 @@ def _joined(batches: Sequence[Batch]) -> dict[str, Any]:
 _ATTRIBUTE = "legroom_pipeline"  # of the model: a table beside it would keep the model alive
 
 
-def split(model: PreTrainedModel, settings: Parallelism) -> None:
-    """Keeps this rank's parts of a model. Needs the initialised process group."""
-    vars(model)[_ATTRIBUTE] = Pipeline(model, settings)
+def split(model: PreTrainedModel, settings: Parallelism, dtype: torch.dtype | None = None) -> None:
+    """Keeps this rank's parts of a model. Needs the initialised process group. dtype: of what travels between them;
+    None: the model's."""
+    vars(model)[_ATTRIBUTE] = Pipeline(model, settings, dtype)
 
 
 def of(model: Any) -> Pipeline | None:
@@ -331,7 +387,7 @@ def of(model: Any) -> Pipeline | None:
 def attach(accelerator: Accelerator, model: Any) -> Pipeline | None:
     """The pipeline of a model, which an Accelerator then leaves as it is, and clips over all parts."""
     pipeline = of(model)
-    if pipeline is not None:
+    if pipeline is not None and pipeline.settings.kind != "mesh":
         accelerator.prepare_model = functools.partial(accelerator.prepare_model, evaluation_mode=True)  # without DDP
         accelerator.clip_grad_norm_ = pipeline.clip  # type: ignore[method-assign]
     return pipeline

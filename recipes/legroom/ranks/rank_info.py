@@ -5,6 +5,8 @@ import os
 import sys
 from dataclasses import dataclass
 
+from legroom.config.menus import Parallelism
+
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=30)  # how long a rank waits for another; gloo's default
 
 
@@ -58,11 +60,10 @@ def current_rank() -> RankInfo:
     )
 
 
-def data_share(together: int) -> tuple[int, int]:
-    """(index, count): this process trains on part `index` of the `count` parts of every batch. together: ranks that
-    train on the same part."""
+def data_share(parallelism: Parallelism) -> tuple[int, int]:
+    """(index, count): this process trains on part `index` of the `count` parts of every batch."""
     rank = current_rank()
-    return rank.rank // together, rank.world_size // together
+    return parallelism.data_share(rank.rank, rank.world_size)
 
 
 def export_environment(rank_info: RankInfo) -> None:

@@ -16,7 +16,7 @@ from legroom.data.dataset import Data
 from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
 from legroom.options import hooks, train
-from legroom.parallelism import pipeline, unwrap
+from legroom.parallelism import mesh, pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.training.after_step import EvaluateThenSave
 from legroom.training.step import StepFigures, forward_backward, learning_rate, step_counts, step_shares, whole_norm
@@ -38,6 +38,7 @@ class Loop:
         )
         self.loader = data_loader.batch_loader(data, data.train, args, args.train_batch_size, shuffle=True)
         self.bare_model = model
+        mesh.attach(self.accelerator, model)
         self.pipeline = pipeline.attach(self.accelerator, model)
         self.model: Any
         self.optimizer: Any

@@ -20,7 +20,7 @@ from legroom.data.dataset import Data
 from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
 from legroom.options import hooks, train
-from legroom.parallelism import pipeline, unwrap
+from legroom.parallelism import mesh, pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.training.after_step import EvaluateThenSave
 from legroom.training.step import forward_backward, learning_rate, step_counts, step_shares, whole_norm
@@ -35,6 +35,7 @@ class LegroomTrainer(HookedTrainer):
         self.levers = hooks.behaviours(cfg)
         self.under_ledger = False  # the step for the memory ledger runs on the largest batches of the data
         super().__init__(model=model, args=args, train_dataset=data.train, data_collator=data.collate)
+        mesh.attach(self.accelerator, model)
         self.pipeline = pipeline.attach(self.accelerator, model)
 
     def extra_accelerator_arguments(self) -> dict[str, Any]:

@@ -203,16 +203,20 @@ class OpTrace:
         Micro-batches that were not run count as the last one; where three were run, as the second: the last alone sends
         gradients to the other ranks.
         """
-        repeated = None
+        repeated = []
         if len(self.passes) == 3:
-            repeated = self.passes[1]
+            repeated = [self.passes[1]]
         elif self.passes:
-            repeated = self.passes[-1]
+            repeated = [self.passes[-1]]
+        return self.step_tally_of(repeated, micro_batches - len(self.passes))
+
+    def step_tally_of(self, repeated: list[Tally], more: int) -> Tally:
+        """The operations of one optimizer step in which some of the passes that were run come so many times more."""
         whole = Tally()
         for tally in (self.tally, *self.passes):
             times = 1
-            if tally is repeated:
-                times += micro_batches - len(self.passes)
+            if any(tally is each for each in repeated):
+                times += more
             _add_counts(whole.counts, tally.counts, times)
             _add_counts(whole.places, tally.places, times)
             for phase, calls in tally.calls.items():

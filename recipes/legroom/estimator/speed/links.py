@@ -71,7 +71,7 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
     machine_seconds = 0.0
     taken_seconds = 0.0
     for operation, times in tally.operations():
-        if operation.kind != COLLECTIVE or awaited != is_awaited(operation):
+        if operation.kind != COLLECTIVE or awaited != is_awaited(operation, tally):
             continue
         each_seconds, bound_by = collective_seconds(operation, gpu, num_processes, reached)
         count += times
@@ -97,8 +97,13 @@ def lanes_are_assumed(gpu: Gpu) -> bool:
     return not is_typed
 
 
-def is_awaited(operation: Operation) -> bool:
-    """Whether the step waits for a collective: an all-to-all, whose result the next operation needs."""
+def is_awaited(operation: Operation, tally: Tally) -> bool:
+    """Whether the step waits for a collective, whose result the next operation needs: an all-to-all, and one between
+    the ranks that split the matrices of a layer."""
+    return is_all_to_all(operation) or operation.shape in tally.awaited_groups
+
+
+def is_all_to_all(operation: Operation) -> bool:
     return any(part in operation.name for part in AWAITED_COLLECTIVES)
 
 
@@ -127,7 +132,7 @@ def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reach
         hops = (1, 0) if machines == 1 else (0, 1)
         return _fastest(operation.bytes / rate, hops, gpu.link, reached), bound_by
     sent = passes * (ranks - 1) / ranks * operation.bytes
-    if is_awaited(operation) and bound_by == BY_MACHINE_LINK:
+    if is_all_to_all(operation) and bound_by == BY_MACHINE_LINK:
         sent = members * (ranks - members) / ranks * operation.bytes
     between = passes * (machines - 1)
     seconds = _fastest(sent / rate, (passes * (ranks - 1) - between, between), gpu.link, reached)

@@ -74,6 +74,7 @@ class Tally:
     places: dict[str, Counter] = field(default_factory=dict)  # phase -> (module, operation) -> calls; where known
     unknown: set[str] = field(default_factory=set)  # names of operations whose bytes are estimated
     waits: bool = False  # nothing is computed while ranks send
+    awaited_groups: frozenset[tuple[int, int]] = frozenset()  # (ranks, stride) of groups whose results are awaited
     shares_experts: bool = False  # tokens travel to the experts of other ranks
     idle: float = 0.0  # for how long a rank of a pipeline waits for others, as a share of its own passes
     seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; several tallies may share it

@@ -259,7 +259,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     values = config.to_dict(cfg)
     del values["model"]["layers"], values["model"]["attention"]  # which extrapolations change
     parts = [values[section] for section in ("data", "eval", "model")]
-    share = rank_info.data_share(cfg.parallelism.together)
+    share = rank_info.data_share(cfg.parallelism)
     known = [*parts, cfg.train.seed, share, task, vocab, head and dict(head), last_id]
     key = json.dumps(known, default=str)
     if key not in _BUILT:

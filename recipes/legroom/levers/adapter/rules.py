@@ -124,10 +124,10 @@ CONFLICTS = (
         ", whose layers stand in for the linear ones",
         "Choose precision=bf16.",
     ),
-    Conflict("adapter=lora", "parallelism=fsdp_tp,pipeline", " yet", INSTEAD),
-    Conflict("adapter=peft", "parallelism=dp,fsdp,fsdp_tp,pipeline,zero", " yet", "Choose parallelism=ddp."),
+    Conflict("adapter=lora", "parallelism=fsdp_tp,pipeline,mesh", " yet", INSTEAD),
+    Conflict("adapter=peft", "parallelism=dp,fsdp,fsdp_tp,pipeline,mesh,zero", " yet", "Choose parallelism=ddp."),
     Conflict("adapter=peft", "compile=true", " yet", "Choose adapter=lora, or leave compile out."),
-    Conflict("adapter=qlora", "parallelism=fsdp_tp,pipeline", " yet", "Choose parallelism=fsdp, or ddp."),
+    Conflict("adapter=qlora", "parallelism=fsdp_tp,pipeline,mesh", " yet", "Choose parallelism=fsdp, or ddp."),
     Conflict("adapter=qlora", "parallelism.stage=3", " yet", "Type parallelism.stage=2, or choose parallelism=fsdp."),
     Conflict(
         "adapter.dora=true",

@@ -68,7 +68,7 @@ CONFLICTS = (
         "Choose checkpointing=full.",
     ),
     Conflict("checkpointing.mlp_tiles", "compile=true"),
-    Conflict("checkpointing.mlp_tiles", "parallelism=dp,fsdp_tp,pipeline", " yet"),
+    Conflict("checkpointing.mlp_tiles", "parallelism=dp,fsdp_tp,pipeline,mesh", " yet"),
     Conflict(
         "checkpointing.mlp_tiles",
         "parallelism.stage=3",

@@ -41,7 +41,7 @@ CONFLICTS = (
     Conflict("kernels=liger", "parallelism.context", "", "Choose kernels=none."),
     Conflict(
         "kernels=liger",
-        "parallelism=dp,fsdp,fsdp_tp,zero",
+        "parallelism=dp,fsdp,fsdp_tp,mesh,zero",
         ": its loss reads the output layer's weights, which must be whole",
         "Choose parallelism=ddp, or kernels=none with loss=chunked.",
     ),

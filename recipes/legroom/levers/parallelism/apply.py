@@ -8,7 +8,7 @@ from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
 from legroom.compat import accelerate_private
 from legroom.config import Config
 from legroom.options.hooks import Behaviour
-from legroom.parallelism import accelerate_plugins, context, fsdp, pipeline, unwrap, zero
+from legroom.parallelism import accelerate_plugins, context, fsdp, mesh, pipeline, unwrap, zero
 
 
 class Apply(Behaviour):
@@ -20,7 +20,11 @@ class Apply(Behaviour):
 
     def model_on_device(self, model: Any) -> None:
         if self.cfg.parallelism.context:
-            context.share_out(unwrap.base_model(model), self.cfg.parallelism.context)
+            if self.cfg.parallelism.kind == "mesh":
+                group = mesh.context_group(self.cfg.parallelism)
+            else:
+                group = context.neighbours(self.cfg.parallelism.context)
+            context.share_out(unwrap.base_model(model), group)
 
     def accelerator_arguments(self, args: TrainingArguments) -> dict[str, Any]:
         return accelerate_plugins.mode_arguments(self.cfg)
@@ -33,6 +37,8 @@ class Apply(Behaviour):
 def model_on_device(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
     """The model on the device that the configuration runs on: whole, this rank's shards under FSDP
     or ZeRO-3, or its layers in a pipeline."""
+    if cfg.parallelism.kind == "mesh":
+        return mesh.build(cfg, build_model)
     if cfg.parallelism.sharded:
         return fsdp.build_sharded(cfg, build_model)
     model = build_model()

@@ -9,7 +9,7 @@ LAUNCHER_MODES = {
     "ACCELERATE_USE_FSDP": ("fsdp", "fsdp_tp"),
     "ACCELERATE_USE_DEEPSPEED": ("zero",),
     "ACCELERATE_USE_MEGATRON_LM": (),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": ("fsdp_tp",),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": ("fsdp_tp", "mesh"),
 }
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")  # numbered from 1
 WRAPS = {"transformer_based_wrap": "layer", "size_based_wrap": "size", "no_wrap": "none"}

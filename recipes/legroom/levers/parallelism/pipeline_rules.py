@@ -30,12 +30,14 @@ def idle_share(cfg: Config) -> float:
 
 
 def problems(cfg: Config) -> list[str]:
-    """For parallelism=pipeline alone."""
+    """For parallelism=pipeline, and for mesh with stages."""
     own, count, steps = cfg.parallelism, cfg.parallelism.num_processes, cfg.accumulation.steps
     typed, found = f"parallelism.stages={own.stages}", []
     for package, least in SINCE.items():
         if Version(host.version(package) or "0") < Version(least):
-            found.append(f"{MODE} needs {package}>={least}: pip install '{package}>={least}', or choose fsdp.")
+            found.append(
+                f"parallelism={own.name} needs {package}>={least}: pip install '{package}>={least}', or choose fsdp."
+            )
     if count is not None and count % own.stages:
         found.append(f"{count} ranks cannot be put into groups of {typed}. Change one of them.")
     if own.chunks and own.schedule != "interleaved":
@@ -55,15 +57,18 @@ def problems(cfg: Config) -> list[str]:
             f"{typed} with parallelism.schedule={own.schedule} needs {how} {own.stages} micro-batches a step, and "
             f"accumulation.steps={steps}. Type accumulation.steps={more}, or parallelism.schedule=gpipe."
         )
+    if own.kind == "mesh":  # whose stages lie on different machines
+        return found
     return found + fsdp_rules.machines_problems(cfg, "parallelism.stages", own.stages)
 
 
 def warnings(cfg: Config) -> list[str]:
-    """For parallelism=pipeline alone."""
+    """For parallelism=pipeline, and for mesh with stages."""
     share = idle_share(cfg)
     if share < MOST_IDLE or cfg.predicts:  # which says so of its time
         return []
     return [
-        f"{MODE}: a rank waits for the others in {share:.0%} of the passes: {cfg.accumulation.steps} micro-batches for "
-        f"{cfg.parallelism.stages} ranks. A larger accumulation.steps with a smaller batch.per_device makes it less."
+        f"parallelism={cfg.parallelism.name}: a rank waits for the others in {share:.0%} of the passes: "
+        f"{cfg.accumulation.steps} micro-batches for {cfg.parallelism.stages} ranks. A larger accumulation.steps with "
+        "a smaller batch.per_device makes it less."
     ]

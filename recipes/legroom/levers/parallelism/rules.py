@@ -4,7 +4,14 @@ import os
 from collections.abc import Collection
 
 from legroom.config import Config
-from legroom.levers.parallelism import context_rules, fsdp_rules, launcher_conflicts, pipeline_rules, zero_rules
+from legroom.levers.parallelism import (
+    context_rules,
+    fsdp_rules,
+    launcher_conflicts,
+    mesh_rules,
+    pipeline_rules,
+    zero_rules,
+)
 from legroom.machine import host, instances
 from legroom.options import hooks, model_families
 from legroom.options.hooks import Dimension
@@ -30,6 +37,8 @@ def processes(cfg: Config) -> int:
         return cfg.parallelism.num_processes or 1 if _is_played_dp(cfg) else 1
     rank = rank_info.current_rank()
     own = len(host.gpus()) if cfg.target.on_gpu else 1
+    if cfg.parallelism.kind == "mesh":
+        own = mesh_rules.product(cfg.parallelism)
     if cfg.predicts and cfg.gpu.instance:
         instance = instances.find(cfg.gpu.instance)
         own = instance.gpus or 0 if instance else 0
@@ -61,6 +70,8 @@ def resolve(cfg: Config) -> list[str]:
             "--num_processes N, or say how many with parallelism.num_processes=N."
         ]
     cfg.parallelism.num_processes, cfg.parallelism.replicas = processes(cfg), replicas(cfg)
+    if kind == "mesh":
+        mesh_rules.resolve(cfg.parallelism)
     if cfg.parallelism.schedule == "interleaved":
         cfg.parallelism.chunks = cfg.parallelism.chunks or 2
     if cfg.parallelism.sync_each_batch is None and kind in ("fsdp", "fsdp_tp"):
@@ -103,12 +114,26 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         )
     if kind == "zero":
         found += zero_rules.problems(cfg)
+    elif kind == "mesh":
+        found += mesh_rules.problems(cfg)
     elif cfg.parallelism.sharded:
         found += fsdp_rules.problems(cfg)
     elif kind == "pipeline":
         found += pipeline_rules.problems(cfg)
-    found += context_rules.problems(cfg) if cfg.parallelism.context and not cfg.parallelism.one_process else []
+    context = (cfg.parallelism.context or 1) > 1
+    found += context_rules.problems(cfg) if context and not cfg.parallelism.one_process and kind != "mesh" else []
+    if kind != "mesh":
+        found += _of_one_problems(cfg)
     return found + _typed_problems(cfg, given)
+
+
+def _of_one_problems(cfg: Config) -> list[str]:
+    """Groups of one rank, which a mesh may have, and a mode that is for such groups may not."""
+    found = []
+    for key in ("tensor_size", "context", "stages"):
+        if getattr(cfg.parallelism, key) == 1:
+            found.append(f"parallelism.{key}=1: a group has at least 2 ranks. Type 2 or more, or parallelism=mesh.")
+    return found
 
 
 def _typed_problems(cfg: Config, given: Collection[str]) -> list[str]:
@@ -139,6 +164,7 @@ def warnings(cfg: Config) -> list[str]:
     count, cores = cfg.parallelism.num_processes, host.usable_cores()
     found = zero_rules.warnings(cfg) if cfg.parallelism.kind == "zero" else []
     found += pipeline_rules.warnings(cfg) if cfg.parallelism.stages else []
+    found += mesh_rules.warnings(cfg) if cfg.parallelism.kind == "mesh" else []
     if _is_played_dp(cfg):
         found.append(
             f"parallelism=dp: GPU 0 of {count} is estimated, which holds most. Sending weights, outputs and gradients "
@@ -197,7 +223,7 @@ SEARCH = (
     Dimension(STAGES, 51, (None, 4, 8), has_effect=lambda cfg: bool(cfg.parallelism.stages)),
     Dimension(SYNC_EACH_BATCH, 52, (None, False), has_effect=sync_has_effect),
 )
-CONFLICTS = context_rules.CONFLICTS + pipeline_rules.CONFLICTS
+CONFLICTS = context_rules.CONFLICTS + pipeline_rules.CONFLICTS + mesh_rules.CONFLICTS
 
 
 def chosen(cfg: Config) -> bool:
