@@ -90,16 +90,27 @@ class StepEstimate:
         high = units.two_digits(self.step_seconds_high / unit)
         return f"{units.two_digits(self.step_seconds / unit)} {name} ({low} to {high})"
 
+    def _answer(self) -> str:
+        """Whether it fits, with what it needs; where it does not, what is missing."""
+        answer = (
+            f"{self.verdict} on {self.device_name}: {units.size(self.device_used_bytes)} of "
+            f"{units.size(self.capacity_bytes)}, {units.size(abs(self.left_bytes))} "
+        )
+        if self.left_bytes < 0:
+            return f"{answer}are missing"
+        answer += "stay free"
+        if self.left_bytes < self.kept_bytes:
+            answer += f", and {units.size(self.kept_bytes)} should, as allocations vary"
+        return answer
+
     def __str__(self) -> str:
-        left = "stay free" if self.left_bytes >= 0 else "are missing"
-        phase = f" ({self.peak_phase})" if self.peak_phase else ""
+        peak = f" ({self.peak_phase})" if self.peak_phase else ""
         parts = units.in_one([(name, self.parts[part]) for name, part in PARTS])
         lines = [
-            f"{self.verdict} on {self.device_name}: {units.size(abs(self.left_bytes))} {left}, of "
-            f"{units.size(self.capacity_bytes)}; 'fits' keeps {units.size(self.kept_bytes)} free",
-            f"  device {units.size(self.device_used_bytes)}, reserved {units.size(self.reserved_bytes)}, allocated "
-            f"{units.size(self.allocated_bytes)}, tensors {units.size(self.tensor_bytes)}{phase}",
-            f"  {parts}",
+            self._answer(),
+            f"  tensors {units.size(self.tensor_bytes)} at the peak{peak}: {parts}",
+            f"  torch's allocator takes {units.size(self.reserved_bytes)} for them "
+            f"({units.size(self.allocated_bytes)} in use), CUDA the rest",
             f"  step {self._step_text()}, bound by {self.bound_by}",
         ]
         lines += [f"  note: {note}" for note in self.notes]
