@@ -23,6 +23,7 @@ TRAINING = [text for text in small("gpu=l4_24gb") if text != "device=cpu"]
 def submit(monkeypatch, capsys, tmp_path):
     """submit(*words) -> (exit code, stdout, stderr), in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEGROOM_MENUS", "{}")  # so that it is as before after the test
 
     def submit(*words: str) -> tuple[int, str, str]:
         return commands.answered(command.main, [*words]), *capsys.readouterr()
@@ -55,15 +56,25 @@ def submit(monkeypatch, capsys, tmp_path):
             ["slurm", "/runs/a", "parallelism=zero", "parallelism.num_processes=2", "recipe=accelerate", *TRAINING],
             "parallelism=zero",
         ),
+        (
+            ["k8s", "/runs/a", *IMAGE, "data=text", "data.path=here.txt", *TRAINING],
+            "a container has the volume alone, at /runs",
+        ),
+        (["k8s", "/runs/a", *IMAGE, "data=text", "data.path=/data/a", *TRAINING], "data.path=/data/a: a container has"),
+        (["k8s", "/runs/a", *IMAGE, "--config-dir=mine", *TRAINING], "--config-dir=mine: the image has Legroom's own"),
         (["slurm", "/runs/a", "--go", *TRAINING], "--go: there is no sbatch here."),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else value[:30],
 )
 def test_what_cannot_be_meant_is_refused_before_the_estimate(submit, monkeypatch, words, said):
     monkeypatch.setenv("PATH", "/nowhere")
+    for name in ("here.txt", "mine/optim/own.yaml"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    before = sorted(Path().iterdir())
     monkeypatch.setattr(command.supervise, "run", lambda *_: pytest.fail("an estimate was started"))
     code, _, err = submit(*words)
-    assert code == 2 and said in err and not list(Path().iterdir())
+    assert code == 2 and said in err and sorted(Path().iterdir()) == before
 
 
 def test_a_file_that_is_there_stays(submit, tmp_path):

@@ -127,6 +127,11 @@ def test_the_training_is_resumed_in_its_folder_with_what_was_typed(scheduler, jo
         assert f"launch.preempted_exit_code={PREEMPTED}" in words
 
 
+def test_folders_of_own_menus_are_named_to_the_training_too():
+    job = dataclasses.replace(EIGHT, menus=("--config-dir=mine",))
+    assert " --config-dir=mine " in text("slurm", job)
+
+
 @pytest.mark.parametrize("scheduler", SETTINGS)
 def test_the_name_is_one_that_every_scheduler_takes(scheduler):
     assert re.search(r"name[:=] ?my-large-run$", text(scheduler, EIGHT), re.MULTILINE)

@@ -23,6 +23,7 @@ from types import ModuleType
 from legroom import invocation, paths
 from legroom.cli import argv as argv_flags
 from legroom.cli import console, exit_codes, flags
+from legroom.cli.submit import container
 from legroom.cli.submit import job as jobs
 from legroom.cli.submit.job import Job
 from legroom.cli.submit.settings import Settings
@@ -36,6 +37,7 @@ from legroom.records.record import Record, verdict_of
 
 SCHEDULERS = ("slurm", "k8s", "sky", "dstack", "ray")
 FLAGS = ("image", "volume", "queue", "hours")
+PATHS = ("data.path", "data.eval_path", "model.pretrained", "model.config", "code")  # keys that may have one
 # What the command writes itself, or what a training that is started again cannot have.
 OWN_KEYS = {
     "hydra.run.dir": "the folder is the command's second argument",
@@ -59,6 +61,8 @@ def main(argv: list[str]) -> int:
     file = arguments.write or Path(target.FILE.format(name=jobs.name_of(arguments.folder)))
     _check_place(arguments, target, file)
     overrides = _overrides(arguments.overrides)
+    if "volume" in target.NEEDS:
+        _check_paths(overrides, arguments.folder)
     job = _sized(arguments.folder, overrides)
     if job is None:
         return exit_codes.OUT_OF_MEMORY
@@ -131,6 +135,24 @@ def _overrides(typed: list[str]) -> list[str]:
     for note in notes:
         console.say(note)
     return overrides
+
+
+def _check_paths(overrides: list[str], folder: str) -> None:
+    """Raise Refusal for files of this machine, which a container does not have."""
+    volume = container.volume_path(folder)
+    problems = []
+    for text in paths.menus_as_typed():
+        problems.append(f"{text}: the image has Legroom's own menus alone. Type the keys themselves.")
+    for text in overrides:
+        key, _, value = text.lstrip("+").partition("=")
+        value = value.strip("'\"")
+        is_path = value.startswith(("/", "~", "./", "../")) or Path(value).exists()
+        if key in PATHS and value and is_path and not value.startswith(f"{volume}/"):
+            problems.append(
+                f"{text}: a container has the volume alone, at {volume}. Copy it there, and type its path there."
+            )
+    if problems:
+        raise Refusal("\n".join(problems))
 
 
 # --- the sizes -------------------------------------------------------------------------------------------

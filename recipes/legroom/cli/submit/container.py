@@ -29,15 +29,15 @@ def script(job: Job, machine: str, first: str) -> str:
     return f"{variables}\nMASTER_ADDR={first}\nset -- {words}\n\n" + (ASSETS / "ranks.sh").read_text()
 
 
-def volume_path(job: Job) -> str:
-    """Where the shared volume is mounted: at the first folder of the run's path."""
-    root, first, *_ = PurePosixPath(job.folder).parts
+def volume_path(folder: str) -> str:
+    """Where the shared volume is mounted: at the first part of the path of the run's folder."""
+    root, first, *_ = PurePosixPath(folder).parts
     return f"{root}{first}"
 
 
 def environment(job: Job) -> dict[str, str]:
     """Variables of the container: downloads stay on the volume, for the next attempt."""
-    return {"HF_HOME": f"{volume_path(job)}/huggingface"}
+    return {"HF_HOME": f"{volume_path(job.folder)}/huggingface"}
 
 
 class _Dumper(yaml.SafeDumper):

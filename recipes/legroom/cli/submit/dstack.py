@@ -34,7 +34,7 @@ def text(job: Job, settings: Settings, heading: str) -> str:
     task |= {"image": settings.image, "shell": "bash", "env": container.environment(job)}
     task["commands"] = [container.script(job, "$DSTACK_NODE_RANK", "$DSTACK_MASTER_NODE_IP")]
     task["resources"] = resources
-    path = container.volume_path(job)
+    path = container.volume_path(job.folder)
     if (settings.volume or "").startswith("/"):
         task["volumes"] = [{"instance_path": settings.volume, "path": path}]
     else:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from legroom import units
+from legroom import paths, units
 from legroom.config import Config
 from legroom.foresight import run_parts
 from legroom.options import gpu as gpu_options
@@ -31,7 +31,7 @@ class Job:
     machines, ranks, gpus: how many machines, and ranks and GPUs on each; no GPUs for a training on CPUs.
     memory_bytes: of a machine, with shm_bytes. disk_bytes: of the run's folder. grace_seconds: from the signal to the
     end of the process, with a checkpoint between them. seconds: of the whole training, where its length is known.
-    keeps: save.every_steps.
+    keeps: save.every_steps. menus: what names folders of a person's own menus.
     """
 
     folder: str
@@ -50,6 +50,7 @@ class Job:
     device_name: str | None = None
     device_bytes: int = 0
     amd: bool = False
+    menus: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,7 +71,7 @@ class Job:
 
     def training(self, *further: str) -> list[str]:
         """The overrides of the command that trains."""
-        return [f"hydra.run.dir={self.folder}", "resume=latest", *further, *self.overrides]
+        return [*self.menus, f"hydra.run.dir={self.folder}", "resume=latest", *further, *self.overrides]
 
     def sizes(self) -> list[str]:
         """The sizes in words, a line each."""
@@ -125,6 +126,7 @@ def of(cfg: Config, estimate: Record, folder: str, overrides: list[str]) -> Job:
         device_name=cfg.gpu.device_name if on_gpu else None,
         device_bytes=cfg.gpu.memory_bytes if on_gpu else 0,
         amd=on_gpu and cfg.gpu.is_amd,
+        menus=tuple(paths.menus_as_typed()),
     )
 
 

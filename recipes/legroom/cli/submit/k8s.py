@@ -71,7 +71,7 @@ def _container(job: Job, settings: Settings, sizes: dict[str, int | str]) -> dic
         "env": [{"name": name, "value": value} for name, value in container.environment(job).items()],
         "resources": {"requests": sizes, "limits": sizes},
         "volumeMounts": [
-            {"name": "runs", "mountPath": container.volume_path(job)},
+            {"name": "runs", "mountPath": container.volume_path(job.folder)},
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     }
@@ -85,9 +85,9 @@ def check(settings: Settings) -> None:
 
 def notes(job: Job, settings: Settings) -> list[str]:
     """What a person has to know of the file."""
+    mounted_at = container.volume_path(job.folder)
     lines = [
-        f"The claim {settings.volume} is mounted at {container.volume_path(job)}; with several machines its access "
-        "mode is ReadWriteMany."
+        f"The claim {settings.volume} is mounted at {mounted_at}: with several machines it has to be ReadWriteMany."
     ]
     if job.gpus and not job.amd:
         lines.append("Nodes are chosen by the label nvidia.com/gpu.product of NVIDIA's GPU feature discovery.")

@@ -27,7 +27,7 @@ def text(job: Job, settings: Settings, heading: str) -> str:
     if job.gpus:
         resources = {"accelerators": f"{accelerator(job)}:{job.gpus}", **resources}
     task: dict = {"name": job.name, "num_nodes": job.machines, "resources": resources}
-    path = container.volume_path(job)
+    path = container.volume_path(job.folder)
     if _is_bucket(settings):
         task["file_mounts"] = {path: {"source": settings.volume, "mode": "MOUNT"}}
     else:
