@@ -102,6 +102,23 @@ def test_pinned_memory_is_a_power_of_two():
     assert [power_of_two(size) for size in (1, 2, 3, 1024, 1025)] == [1, 2, 4, 1024, 2048]
 
 
+def test_host_and_device_of_one_memory_are_judged_by_their_sum():
+    typed = ["gpu=gb10_128gb", "gpu.memory_bytes=45097156608"]  # 42 GiB, of which 30 are the device's
+    fitting = judged(*typed)
+    assert fitting.estimate.fits and any("host and device share 42 GiB" in line for line in fitting.warnings)
+    step = of(fitting, "step")
+    left = 42 * GIB - step["device_bytes"] - step["host_bytes"]
+    assert fitting.estimate.margin_bytes <= left  # what another card would not count
+    offloaded = kept(on_host=(MODEL, 2 * MODEL))
+    lacking = judged(*typed, "parallelism=fsdp", "parallelism.cpu_offload=true", stored=offloaded)
+    assert (lacking.estimate.verdict, lacking.estimate.decided_by) == (DOES_NOT_FIT, HOST)
+    assert "share 42 GiB" in lacking.error.message
+    elsewhere = judged("parallelism=fsdp", "parallelism.cpu_offload=true", stored=offloaded)
+    assert elsewhere.estimate.fits  # the host of a card is another memory, which is not known here
+    beside = judged(*typed, "gpu.used_gib=9")  # half a GiB stays free
+    assert not beside.estimate.fits
+
+
 def test_a_host_that_is_known_to_be_too_small_decides_the_verdict():
     small = judged("gpu.host_memory_gib=8")
     assert (small.estimate.verdict, small.estimate.decided_by, small.status) == (DOES_NOT_FIT, HOST, "oom")

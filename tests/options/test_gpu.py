@@ -70,6 +70,8 @@ def test_every_gpu_is_found_and_has_every_figure(option):
     assert figures["fp32_tflops"] < figures["fp16_tflops"] or option == "gtx1080ti_11gb"
     if float(figures["capability"]) < 8:  # no TF32 and no bf16 before Ampere
         assert figures["tf32_tflops"] is None and figures["bf16_tflops"] is None
+    elif option.startswith("mi250"):  # no TF32 before CDNA 3
+        assert figures["tf32_tflops"] is None and figures["bf16_tflops"] == figures["fp16_tflops"]
     else:
         assert figures["fp32_tflops"] <= figures["tf32_tflops"] <= figures["bf16_tflops"] == figures["fp16_tflops"]
 

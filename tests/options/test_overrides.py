@@ -349,3 +349,9 @@ def test_values_that_a_file_gives_a_sweeper_are_checked(command, tmp_path):
         assert "hydra.sweeper.params" in line and word in line
     rightly = {"precision": "fp32,bf16", "train.seed": "range(1,3)", "x": {"type": "float"}}
     assert overrides.swept_in_a_file(rightly, [CONF]) == []
+
+
+@pytest.mark.parametrize("name", ["gaudi2", "tpu-v5p", "trn1", "apple_m3"])
+def test_devices_without_cuda_and_rocm_are_refused_in_words(name):
+    (line,) = overrides.problems([f"gpu={name}"], [CONF], False)
+    assert "CUDA and ROCm" in line

@@ -35,6 +35,7 @@ class Gpu(Menu):
     power_limit: float | None = key(minimum=0.1, recorded="if set")
     host_memory_gib: float | None = key(minimum=0.1, recorded="if set")
     instance: str | None = key(recorded="if set")
+    unified: bool | None = key(recorded="if set")
 
     @property
     def compute_capability(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
     options = gpu_specs.options()
     if isinstance(gpu, Mapping):
         usual = next(iter(options.values()))
-        values: dict[str, Any] = {key: usual[key] for key in ("kind", *gpu_specs.NOT_OF_A_SHEET)}
+        values: dict[str, Any] = {key: usual[key] for key in ("kind", "unified", *gpu_specs.NOT_OF_A_SHEET)}
         values |= {**options.get(str(gpu.get("name")), {}), **gpu}
         _check_keys(values)
         _check_figures(values)

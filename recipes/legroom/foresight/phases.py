@@ -16,7 +16,7 @@ from legroom.foresight.kept_bytes import Stored
 from legroom.machine import host as machine
 from legroom.machine import instances
 from legroom.models import builder
-from legroom.records.record import DOES_NOT_FIT, EVALUATION, HOST, Error, Record
+from legroom.records.record import DOES_NOT_FIT, EVALUATION, FITS, HOST, TIGHT, Error, Record
 from legroom.training.generate import TOKENS
 from legroom.units import GIB
 
@@ -74,7 +74,10 @@ def enter(cfg: Config, outcome: Record, kept: Stored, outside_bytes: int) -> Non
     outcome.warnings += _disk_warning(cfg, memory.disk_bytes or 0)
     if outcome.estimate is not None:
         _judge_device(outcome, phases)
-    _judge_host(cfg, outcome, phases)
+    if cfg.gpu.unified and outcome.estimate is not None:
+        _judge_shared(cfg, outcome, phases)
+    else:
+        _judge_host(cfg, outcome, phases)
 
 
 def known_host_bytes(cfg: Config) -> int | None:
@@ -210,6 +213,40 @@ def _judge_host(cfg: Config, outcome: Record, phases: list[Phase]) -> None:
     estimate.decided_by = HOST
     estimate.first_lacking = first.phase
     _does_not_fit(outcome, first.phase, text, hint)
+
+
+def _judge_shared(cfg: Config, outcome: Record, phases: list[Phase]) -> None:
+    """The verdict of a device whose memory is the host's, too: what both need in a phase counts together.
+
+    Files that are mapped do not count: the kernel gives them up.
+    """
+    estimate = outcome.estimate
+    assert estimate is not None
+    capacity = cfg.gpu.memory_bytes - int((cfg.gpu.used_gib or 0) * GIB)
+    needed = {}
+    for phase in phases:
+        mapped = sum(phase.host_parts.get(name, 0) for name in (host.MODEL_FILES, host.OPENED_AGAIN))
+        needed[phase.phase] = (phase.device_bytes or 0) + (phase.host_bytes or 0) - mapped
+    worst = max(phases, key=lambda phase: needed[phase.phase])
+    margin = capacity - needed[worst.phase]
+    outcome.memory.host_memory_bytes = capacity
+    estimate.host_margin_bytes = margin
+    estimate.margin_bytes = min(estimate.margin_bytes, margin)
+    device = worst.device_bytes or 0
+    text = (
+        f"host and device share {units.size(capacity)}: the most is needed in the phase '{worst.phase}', "
+        f"{units.size(device)} by the device and {units.size(needed[worst.phase] - device)} by the host"
+    )
+    if margin < 0 and outcome.error is None:
+        estimate.decided_by = HOST
+        estimate.first_lacking = worst.phase
+        text = f"{text}. {units.size(-margin)} are missing."
+        _does_not_fit(outcome, worst.phase, text, host.instead(cfg, worst.phase))
+        return
+    outcome.warnings.append(f"{text}.")
+    if estimate.verdict == FITS and margin < (estimate.kept_bytes or 0):
+        estimate.fits = False
+        estimate.verdict = TIGHT
 
 
 def host_text(phase: Phase) -> str:

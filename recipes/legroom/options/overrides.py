@@ -17,6 +17,12 @@ from legroom.records.validate import has_type
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
 ONE_WORD = re.compile(r"[\w.-]+")
 NAMES = (str, list, ChoiceSweep, Glob)  # the value of an override that names one option or several
+# Devices whose programs are compiled as a whole or run on other allocators: nothing of an estimate would hold.
+OTHER_DEVICES = re.compile(r"gaudi|hpu|tpu|trainium|trn\d|inferentia|inf2|apple|mps|xpu|ascend|npu", re.IGNORECASE)
+NO_CUDA_NO_ROCM = (
+    " An estimate follows the allocators and kernels of CUDA and ROCm; of Gaudi, TPUs, Trainium, Intel's, Apple's and "
+    "Huawei's devices it can say nothing."
+)
 MOST_LISTED = 50  # options of a menu, in a message
 VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:")
 
@@ -290,6 +296,8 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
 def _nearest_option(group: str, value: Any, options: list[str]) -> str:
     """' Type ...' or ' Did you mean ...?' for a value that is no option of a menu; '' where nothing is close."""
     typed = _as_typed(value)
+    if group == "gpu" and OTHER_DEVICES.search(typed):
+        return NO_CUDA_NO_ROCM
     if group == "accumulation" and isinstance(value, int) and not isinstance(value, bool):
         return f" Type accumulation.steps={value}."
     if group == "model" and "/" in typed:
