@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import safetensors.torch
 import torch
@@ -116,6 +119,27 @@ def test_random_weights_are_never_whole_in_32_bits(monkeypatch):
     _, model, _ = built("adapter=qlora", "model=llama_tiny", "model.layers=4")
     layer = sum(n for weight, n in quantized.counts(model.model.layers[0]).items() if weight.dim() == 2)
     assert len(wide) == 4 and max(wide) == layer
+
+
+def test_weights_are_let_go_as_their_layer_is_quantised(monkeypatch):
+    """Without waiting for Python's collector, which would find the whole model in 32 bits."""
+    kept, run = [], transformers_models_private.initialise_layers
+
+    def watched(model, place, done):
+        def finished(name, layer):
+            made = [weakref.ref(m.weight) for m in layer.modules() if type(m) is torch.nn.Linear]
+            done(name, layer)
+            kept.append((len(made), sum(weight() is not None for weight in made)))
+
+        run(model, place, finished)
+
+    monkeypatch.setattr(transformers_models_private, "initialise_layers", watched)
+    gc.disable()
+    try:
+        built("adapter=qlora", "model=llama_tiny", "model.layers=2")
+    finally:
+        gc.enable()
+    assert kept and all(made > 0 and alive == 0 for made, alive in kept)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -13,6 +13,7 @@ from legroom.units import GIB, MIB
 LAUNCHER_BYTES = 31 * MIB
 RANK_BYTES = 336 * MIB
 FILES_BYTES = 146 * MIB
+ADAPTER_BYTES = 53 * MIB  # of each rank with an adapter: peft, and bitsandbytes, which it imports where it is installed
 # Of each rank on a GPU beside that: CUDA's and its libraries' own data. Assumed: it was not measured.
 CUDA_BYTES = 2 * GIB
 WORKER_BYTES = 60 * MIB  # of a process that loads batches: what it no longer shares with the rank that forked it
@@ -121,7 +122,10 @@ def checkpoint_bytes(cfg: Config, kept: Stored) -> int:
 
 def _common(cfg: Config, kept: Stored, ranks: int) -> Parts:
     """What is resident in every phase."""
-    parts = {"libraries": LAUNCHER_BYTES + FILES_BYTES + ranks * RANK_BYTES}
+    of_rank = RANK_BYTES
+    if cfg.adapter.is_used:
+        of_rank += ADAPTER_BYTES
+    parts = {"libraries": LAUNCHER_BYTES + FILES_BYTES + ranks * of_rank}
     if cfg.target.on_gpu:
         parts["CUDA (assumed)"] = ranks * CUDA_BYTES
     if kept.rows > MIB:

@@ -7,6 +7,7 @@ bits: random weights are made and quantised layer by layer, and pretrained ones 
 
 import copy
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from legroom.models import head, quantized_experts
 from legroom.parallelism import pipeline
 
 LARGE_SHARE = 0.01  # of the frozen parameters of layers, which is worth a word
+Made = weakref.WeakValueDictionary[nn.Parameter, nn.Parameter]  # a weight without memory -> what took its place
 OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in 16 bits (Dettmers et al. 2022)
 
 
@@ -109,7 +111,8 @@ def random_model(
         with torch.device("meta"):
             model = build()
         chosen = set(names(model))
-        made: dict[nn.Parameter, nn.Parameter] = {}  # a shared weight is made once
+        # A shared weight is made once. What is quantised is let go: it would be there whole until the end.
+        made: Made = weakref.WeakValueDictionary()
         transformers_models_private.initialise_layers(
             model,
             lambda module: _materialise(module, made),
@@ -149,13 +152,15 @@ def _tables_off_meta() -> AbstractContextManager:
     return nullcontext()
 
 
-def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter]) -> None:
+def _materialise(module: nn.Module, made: Made) -> None:
     """Gives a module's own weights and buffers memory on the CPU, if they have none."""
     for name, weight in module.named_parameters(recurse=False):
         if weight.is_meta:
-            if weight not in made:
-                made[weight] = nn.Parameter(torch.empty_like(weight, device="cpu"), weight.requires_grad)
-            setattr(module, name, made[weight])
+            placed = made.get(weight)
+            if placed is None:
+                placed = nn.Parameter(torch.empty_like(weight, device="cpu"), weight.requires_grad)
+                made[weight] = placed
+            setattr(module, name, placed)
     for name, buffer in module.named_buffers(recurse=False):
         if buffer.is_meta:
             setattr(module, name, torch.empty_like(buffer, device="cpu"))
