@@ -110,6 +110,15 @@ def test_bytes_a_parameter_are_those_of_the_paper(tmp_path, stage, ranks, precis
         assert largest["weight_copies"] == pytest.approx(4 * count / ranks, rel=0.01)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_larger_bucket_takes_its_bytes(tmp_path, stage):
+    mode = ["parallelism=zero", "parallelism.num_processes=2", f"parallelism.stage={stage}"]
+    buckets = 1_000_000, 3_000_000
+    less, more = (foreseen(tmp_path, *GPU, *mode, f"parallelism.reduce_bucket_size={bucket}") for bucket in buckets)
+    largest = [each.parts["largest_bytes"]["other"] for each in (less, more)]
+    assert largest[1] - largest[0] == pytest.approx(4 * (buckets[1] - buckets[0]), rel=0.1)
+
+
 def test_states_on_the_host_take_no_memory_of_the_gpu(tmp_path):
     mode = ["parallelism=zero", "parallelism.num_processes=2", "accumulation.steps=2"]
     on_gpu, on_host = (foreseen(tmp_path, *GPU, *mode, *more) for more in ([], [OFFLOAD]))

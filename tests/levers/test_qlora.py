@@ -51,19 +51,25 @@ def test_both_recipes_train_the_same_adapter(train, words):
 
 def test_quantised_weights_count_their_real_bytes(train):
     words = ["model=llama_tiny", "model.width=128", "model.feed_forward=512", "eval.enabled=false"]
-    lora, four, eight = (
+    lora, four, plain_scales, eight = (
         train("train.max_steps=2", *words, *chosen).record
-        for chosen in (["adapter=lora"], ["adapter=qlora"], ["adapter=qlora", "adapter.bits=8"])
+        for chosen in (
+            ["adapter=lora"],
+            ["adapter=qlora"],
+            ["adapter=qlora", "adapter.double_quant=false"],
+            ["adapter=qlora", "adapter.bits=8"],
+        )
     )
-    for record in (four, eight):
+    for record in (four, plain_scales, eight):
         assert record.memory.parameter_count == lora.memory.parameter_count
         assert record.model.trained_parameters == lora.model.trained_parameters
         assert record.speed.model_flops_per_step == lora.speed.model_flops_per_step
     linear = 3 * 128 * 128 + 3 * 128 * 512  # one layer; keys and values have half of the heads
-    saved = [lora.memory.weights_bytes - record.memory.weights_bytes for record in (four, eight)]
+    saved = [lora.memory.weights_bytes - record.memory.weights_bytes for record in (four, plain_scales, eight)]
     # 4 bits and a scale of 8 bits for each 64 numbers, with a scale of 32 bits for 256 of those; tables of codes.
     assert saved[0] == pytest.approx(linear * (4 - 0.5 - 1 / 64 - 4 / (64 * 256)), rel=0.02)
-    assert saved[1] == pytest.approx(linear * (4 - 1), rel=0.02)  # and a scale for each row
+    assert saved[1] == pytest.approx(linear * (4 - 0.5 - 4 / 64), rel=0.02)
+    assert saved[2] == pytest.approx(linear * (4 - 1), rel=0.02)  # and a scale for each row
 
 
 @pytest.mark.slow_for("model=gpt2_tiny", "model=llama_tiny")
@@ -101,6 +107,16 @@ def test_pretrained_weights_are_quantised_as_random_ones_are(train):
             assert torch.equal(found.data, packed) and torch.equal(found.quant_state.absmax, state.absmax)
         else:
             assert torch.equal(found.data, weight.data)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_scales_of_pretrained_weights_are_quantised_where_it_is_asked(train, double):
+    base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
+    words = ["adapter=qlora", f"adapter.double_quant={str(double).lower()}"]
+    for weights in ([f"model.pretrained={base}"], ["model=llama_tiny"]):
+        _, model, _ = built(*words, *weights)
+        states = [layer.weight.quant_state for layer in model.modules() if hasattr(layer, "quant_state")]
+        assert states and all(state.nested == double for state in states)
 
 
 def test_random_weights_are_never_whole_in_32_bits(monkeypatch):
@@ -242,6 +258,7 @@ def test_the_estimate_of_a_gpu_has_the_bytes_of_the_cpu(train, tmp_path):
         (["compile=true"], "adapter=lora"),
         (["eval.precision=bf16"], "eval.precision"),
         (["adapter.bits=8", "adapter.dora=true"], "adapter.bits=4"),
+        (["adapter.bits=8", "adapter.double_quant=false"], "adapter.bits=4"),
         (["adapter.bits=3"], "adapter.bits"),
     ],
 )

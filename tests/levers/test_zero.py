@@ -31,6 +31,13 @@ def problems(*overrides: str) -> list[str]:
     return [problem for problem in found if problem != MISSING]
 
 
+def test_deepspeed_is_told_how_many_gradients_to_send_at_a_time():
+    told = [
+        zero.configuration(compose(*small(*TWO, *more)).cfg) for more in ([], ["parallelism.reduce_bucket_size=4096"])
+    ]
+    assert [each["zero_optimization"]["reduce_bucket_size"] for each in told] == ["auto", 4096]
+
+
 # --- refused ---------------------------------------------------------------------------------------
 
 

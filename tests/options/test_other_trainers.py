@@ -114,6 +114,22 @@ def test_nothing_is_dropped_without_a_word(text, unread, left_out):
     [
         ("trl sft --model_name_or_path a/b", ["precision=bf16", "optim=adamw_fused"], "precision.base"),
         ("trl sft --model_name_or_path a/b --bf16 false --dtype bfloat16", [], "precision"),
+        (
+            "trl sft --model_name_or_path a/b --use_peft --load_in_4bit",
+            ["adapter=qlora", "adapter.double_quant=false", "precision.adapter=bf16", "precision.base=fp32"],
+            "tracker",
+        ),
+        ("trl sft --model_name_or_path a/b --load_in_4bit --bf16 false", ["adapter=qlora"], "precision"),
+        (
+            "trl sft --model_name_or_path a/b --load_in_4bit --use_bnb_nested_quant",
+            ["adapter=qlora", "adapter.double_quant=true"],
+            "tracker",
+        ),
+        (
+            "model_name_or_path: a/b\nstage: sft\nquantization_bit: 4\ndouble_quantization: false",
+            ["adapter=qlora", "adapter.double_quant=false", "precision.adapter=fp32"],
+            "tracker",
+        ),
         ("base_model: a/b\nbf16: false", ["train.schedule=cosine"], "precision"),
         ("base_model: a/b\nadapter: lora\nload_in_8bit: true", ["adapter=qlora", "adapter.bits=8"], "adapter.rank"),
         ("model_name_or_path: a/b\ncutoff_len: 512", ["adapter=lora", "adapter.rank=8", "adapter.alpha=16"], "tracker"),

@@ -15,7 +15,7 @@ import torch
 INSIDE = Path(__file__).parents[2] / "recipes" / "legroom" / "script_check" / "inside"
 sys.path.insert(0, str(INSIDE))
 
-from legroom_inside import arrays, branches, compilation, numbers, plain, ranks, rows
+from legroom_inside import arrays, branches, compilation, numbers, plain, ranks, rows, storages
 from legroom_inside.hollow import LARGE, Hollow
 from legroom_inside.values import tensors_of
 
@@ -52,6 +52,44 @@ def test_it_imports_nothing_but_torch_and_the_standard_library():
                 package = name.partition(".")[0]
                 needs_it = file.name == "unknown_array.py" and package == "numpy"  # imported where numpy is there
                 assert package in allowed or needs_it or (package in optional and not at_the_top), f"{file}: {name}"
+
+
+# --- what a storage is --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "allocated, in_graph, freed, expected",
+    [
+        (storages.FORWARD, True, "in the backward pass", storages.ACTIVATION),
+        (storages.FORWARD, True, "behind it", storages.ACTIVATION),  # a leaf, as embeddings beside an adapter
+        (storages.FORWARD, True, "never", storages.ACTIVATION),
+        (storages.FORWARD, True, "before it", storages.OTHER),
+        (storages.FORWARD, False, "in the backward pass", storages.ACTIVATION),  # of a reentrant checkpoint
+        (storages.FORWARD, False, "before it", storages.OTHER),
+        (storages.FORWARD, False, "never", storages.OTHER),
+        (storages.BACKWARD, True, "behind it", storages.ACTIVATION),  # recomputed
+        (storages.BACKWARD, False, "behind it", storages.OTHER),  # a gradient of something in between
+    ],
+)
+def test_activations_are_what_the_backward_pass_finds(allocated, in_graph, freed, expected):
+    entry, other = (storages.Entry(8, storages.OTHER, phase, None, "", 0) for phase in (allocated, storages.BACKWARD))
+    entry.in_graph = in_graph
+    frees = {"before it": storages.FORWARD, "in the backward pass": storages.BACKWARD, "behind it": storages.FORWARD}
+    events = [(entry, 1, allocated)]
+    if freed == "before it":
+        events.append((entry, -1, storages.FORWARD))
+    events.append((other, 1, storages.BACKWARD))
+    if freed in ("in the backward pass", "behind it"):
+        events.append((entry, -1, frees[freed]))
+    storages.settle_activations(events)
+    assert entry.kind == expected
+
+
+def test_whole_numbers_are_no_activations():
+    entry = storages.Entry(8, storages.OTHER, storages.FORWARD, None, "", 0)
+    entry.in_graph = entry.is_index = True
+    storages.settle_activations([(entry, 1, storages.FORWARD)])
+    assert entry.kind == storages.OTHER
 
 
 # --- numbers that nobody computed ---------------------------------------------------------------------

@@ -239,6 +239,7 @@ class Adapter(Menu):
     kind: str = kinds("none", "lora", "qlora", "peft")
     bits: int = one_of(4, 8)
     expert_bits: int | None = one_of(4, 8, 16)
+    double_quant: bool = UNSET
     rank: int = at_least(1)
     expert_rank: int = at_least(0)
     alpha: float = at_least(0)
@@ -301,6 +302,7 @@ class Parallelism(Menu):
     sync_each_batch: bool | None = UNSET
     stage: int = one_of(1, 2, 3)
     offload: str = one_of("none", "optimizer", "all")
+    reduce_bucket_size: int | None = at_least(1)
     live_parameters: int = at_least(1)
 
     @property

@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from legroom.compat import transformers_models_private
+from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.estimator.ledger import quantised
 from legroom.models import head, quantized_experts
@@ -31,10 +32,20 @@ OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in
 
 @dataclass(frozen=True)
 class Bits:
-    """Of the numbers of linear layers, 4 or 8, and of experts in one tensor: 4, 8, or None for as many as are read."""
+    """Of the numbers of linear layers, 4 or 8, and of experts in one tensor: 4, 8, or None for as many as are read.
+
+    double: the scales of those in 4 bits are quantised, too.
+    """
 
     linear: int
     experts: int | None = None
+    double: bool = True
+
+
+def bits_of(cfg: Config) -> Bits:
+    """Those of a configuration with adapter.bits. One of an older record has no adapter.double_quant."""
+    adapter = cfg.adapter
+    return Bits(adapter.bits, adapter.bits_of_experts, double=adapter.double_quant is not False)
 
 
 def names(model: PreTrainedModel) -> list[str]:
@@ -74,18 +85,18 @@ def _is_linear(module: nn.Module) -> bool:
 # --- building --------------------------------------------------------------------------------------------
 
 
-def loading_arguments(model: PreTrainedModel, bits: int, dtype: torch.dtype, device: str) -> dict[str, Any]:
+def loading_arguments(model: PreTrainedModel, bits: Bits, dtype: torch.dtype, device: str) -> dict[str, Any]:
     """What `from_pretrained` is given to quantise what it loads. model: of the same class, on any device."""
     from transformers import BitsAndBytesConfig
 
     settings: dict[str, Any] = {"llm_int8_skip_modules": kept_names(model) or None}
-    if bits == 8:
+    if bits.linear == 8:
         settings |= {"load_in_8bit": True, "llm_int8_threshold": OUTLIERS}
     else:
         settings |= {
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_use_double_quant": bits.double,
             "bnb_4bit_compute_dtype": dtype,
         }
     place = torch.device(device)
@@ -128,7 +139,7 @@ def while_loading(bits: Bits, dtype: torch.dtype) -> AbstractContextManager:
     """Around a `from_pretrained` with `loading_arguments`, whose result is given to `finish`."""
     if bits.experts is None:
         return nullcontext()
-    return quantized_experts.while_loading(bits.experts, dtype)
+    return quantized_experts.while_loading(bits.experts, dtype, bits.double)
 
 
 def finish(model: PreTrainedModel) -> PreTrainedModel:
@@ -173,12 +184,12 @@ def _quantise_inside(
     a dot, or ''."""
     for name, layer in list(module.named_modules()):
         if prefix + name in chosen and _is_linear(layer):
-            module.set_submodule(name, _quantised(layer, bits.linear, dtype, device))
+            module.set_submodule(name, _quantised(layer, bits, dtype, device))
         elif transformers_models_private.is_experts(layer) and bits.experts is not None:
-            quantized_experts.quantise(layer, bits.experts, dtype, device)
+            quantized_experts.quantise(layer, bits.experts, dtype, device, bits.double)
 
 
-def _quantised(layer: nn.Module, bits: int, dtype: torch.dtype, device: str | None) -> nn.Module:
+def _quantised(layer: nn.Module, bits: Bits, dtype: torch.dtype, device: str | None) -> nn.Module:
     """A linear layer in 4 or 8 bits. layer: Linear, or Conv1D, whose weight is transposed."""
     import bitsandbytes
     from bitsandbytes import functional
@@ -190,17 +201,17 @@ def _quantised(layer: nn.Module, bits: int, dtype: torch.dtype, device: str | No
         weight = weight.T.contiguous()
     size = (weight.shape[1], weight.shape[0], layer.bias is not None)
     with torch.device("meta"):
-        if bits == 8:
+        if bits.linear == 8:
             made = layers.Linear8bitLt(*size, has_fp16_weights=False, threshold=OUTLIERS)
         else:
-            made = layers.Linear4bit(*size, compute_dtype=dtype, compress_statistics=True, quant_type="nf4")
+            made = layers.Linear4bit(*size, compute_dtype=dtype, compress_statistics=bits.double, quant_type="nf4")
     if isinstance(layer.bias, nn.Parameter):
         made.bias = layer.bias
     if isinstance(made, layers.Linear8bitLt):
         rows, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
         made.weight = layers.Int8Params(rows, requires_grad=False, has_fp16_weights=False, CB=rows, SCB=scales)
     else:
-        packed, state = functional.quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
+        packed, state = functional.quantize_4bit(weight, compress_statistics=bits.double, quant_type="nf4")
         made.weight = layers.Params4bit(
             packed, requires_grad=False, quant_state=state, quant_type="nf4", bnb_quantized=True, module=made
         )

@@ -49,18 +49,20 @@ def _plain_tensors(experts: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def quantise(experts: nn.Module, bits: int, dtype: torch.dtype, device: str | torch.device | None) -> None:
+def quantise(
+    experts: nn.Module, bits: int, dtype: torch.dtype, device: str | torch.device | None, double: bool = True
+) -> None:
     """Quantises a module's weights in place, if they are not quantised. dtype: of products with them. device: where;
-    None: where they are."""
+    None: where they are. double: the scales of 4 bits, too."""
     for name in _plain_tensors(experts):
         weight = getattr(experts, name).data
-        packed, numbers = _packed(weight.to(device or weight.device, dtype), bits)
+        packed, numbers = _packed(weight.to(device or weight.device, dtype), bits, double)
         setattr(experts, name, nn.Parameter(packed, requires_grad=False))
         _parametrise(experts, name, numbers)
 
 
 @contextlib.contextmanager
-def while_loading(bits: int, dtype: torch.dtype) -> Iterator[None]:
+def while_loading(bits: int, dtype: torch.dtype, double: bool = True) -> Iterator[None]:
     """Inside, `from_pretrained` with bitsandbytes quantises experts, too, each weight as it is read.
 
     The model that it returns must be given to `finish_loading`.
@@ -70,7 +72,7 @@ def while_loading(bits: int, dtype: torch.dtype) -> Iterator[None]:
         return transformers_models_private.is_experts(module) and name in tensors(module)
 
     def quantise_one(module: nn.Module, name: str, weight: torch.Tensor) -> torch.Tensor:
-        packed, numbers = _packed(weight.to(dtype), bits)
+        packed, numbers = _packed(weight.to(dtype), bits, double)
         vars(module).setdefault(LOADED, {})[name] = numbers  # the loader sets a plain parameter
         return packed
 
@@ -108,7 +110,7 @@ def looking_plain(model: nn.Module) -> Iterator[None]:
             _parametrise(module, name, numbers)
 
 
-def _packed(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, nn.Module]:
+def _packed(weight: torch.Tensor, bits: int, double: bool) -> tuple[torch.Tensor, nn.Module]:
     """(the bytes of a weight, what makes numbers of them)."""
     if bits == 8:
         rows, scales = _in_8_bits(weight)
@@ -116,7 +118,7 @@ def _packed(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, nn.Module]:
     from bitsandbytes import functional
     from bitsandbytes.nn.parametrize import Bnb4bitParametrization
 
-    packed, state = functional.quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
+    packed, state = functional.quantize_4bit(weight, compress_statistics=double, quant_type="nf4")
     return packed, Bnb4bitParametrization(state)
 
 

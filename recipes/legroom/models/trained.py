@@ -99,7 +99,7 @@ def open_adapter(
     else:
         cfg = from_dict(record.config)
         if cfg.adapter.bits:
-            bits = quantized.Bits(cfg.adapter.bits, cfg.adapter.bits_of_experts)
+            bits = quantized.bits_of(cfg)
         if as_trained:
             types["dtype"] = getattr(torch, cfg.model_dtype)
     if kind == "CAUSAL_LM":
@@ -154,7 +154,7 @@ def _loaded(
         with torch.device("meta"):
             without_memory = kind.from_config(copy.deepcopy(config))
         dtype = types.get("dtype", torch.bfloat16)
-        settings |= quantized.loading_arguments(without_memory, bits.linear, dtype, device)
+        settings |= quantized.loading_arguments(without_memory, bits, dtype, device)
         loading = quantized.while_loading(bits, dtype)
     with loading:
         model, report = pretrained.call(kind.from_pretrained, name, output_loading_info=True, **settings)

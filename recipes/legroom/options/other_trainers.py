@@ -221,6 +221,8 @@ def _leave_out_what_is_refused(reading: Reading) -> None:
         taken = [text for text in taken if not text.startswith("adapter.")]
     if not {"precision=bf16", "precision=fp16"} & set(taken):  # only mixed precision has types of weights
         taken = [text for text in taken if not text.startswith(("precision.base=", "precision.weights="))]
+    if not {"precision=bf16", "precision=bf16_pure"} & set(taken):
+        taken = [text for text in taken if not text.startswith("precision.adapter=")]
     reading.overrides = taken
 
 

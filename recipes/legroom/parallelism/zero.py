@@ -21,7 +21,7 @@ def configuration(cfg: Config) -> dict[str, Any]:
     parallelism = cfg.parallelism
     zero: dict[str, Any] = {
         "stage": parallelism.stage,
-        "reduce_bucket_size": "auto",
+        "reduce_bucket_size": parallelism.reduce_bucket_size or "auto",
         "offload_optimizer": {"device": "cpu" if parallelism.offload in ("optimizer", "all") else "none"},
     }
     if parallelism.stage == 3:

@@ -86,7 +86,14 @@ class MemoryAttribution:
             entry.kind = kind
 
     def mark_model_and_optimizer(self) -> None:
-        """Set the kind of parameters, gradients and optimizer states as they are now."""
+        """Set the kind of parameters, gradients and optimizer states as they are now.
+
+        The log has those that are new in the order in which a model is moved to its device, where an optimizer may know
+        a part of them alone: the allocator's blocks lie in that order.
+        """
+        for weight in self.model.parameters():
+            for kept in kept_tensors(weight):
+                self._record(kept, PARAMETER, True)
         weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         for weight in [*weights, *self.optimizer.state]:  # ZeRO's optimizer has flat copies of its own in fp32
             self.mark(weight, COPY)

@@ -1,7 +1,6 @@
 """parallelism=zero, stages 1 and 2, on the fake device: weights in flat buffers, of which each rank updates a part.
 
-Written after DeepSpeed 0.19 (runtime/zero/stage_1_and_2.py); see zero_ranks. A bucket is sent as it is: that DeepSpeed
-copies it where it has parts of several ranks (at most one more bucket) is left out.
+Written after DeepSpeed 0.19 (runtime/zero/stage_1_and_2.py); see zero_ranks.
 """
 
 from dataclasses import dataclass, field
@@ -34,8 +33,10 @@ class FlatRank(ZeroSteps):
         self.stage, groups = cfg.parallelism.stage, self.optimizer.param_groups
         self.weights = [weight for group in groups for weight in trained(group)]
         self.rank = max(range(self.ranks), key=self._kept_elements)
+        owners = self._owners(groups)  # before the groups have flat parts in the place of their weights
         self.groups = [self._flattened(group) for group in groups]
         self.mine = {weight for group in self.groups for weight, *_ in group.mine}
+        self.owners = owners  # of each weight: (rank, elements) of the ranks that have a part of it, in order
         self.kept: torch.Tensor | None = None  # the reduced gradients of these
         self.kept_elements = 0
         self.buffer: torch.Tensor | None = None  # of gradients that wait; one that is larger has none
@@ -64,6 +65,15 @@ class FlatRank(ZeroSteps):
                 found.append((weight, low - begin, high - low))
             begin += weight.numel()
         return found
+
+    def _owners(self, groups: list[dict[str, Any]]) -> dict[torch.Tensor, list[tuple[int, int]]]:
+        owners: dict[torch.Tensor, list[tuple[int, int]]] = {}
+        for group in groups:
+            weights = trained(group)
+            for rank in range(self.ranks):
+                for weight, _, elements in self.parts(weights, rank):
+                    owners.setdefault(weight, []).append((rank, elements))
+        return owners
 
     @torch.no_grad()
     def _flattened(self, group: dict[str, Any]) -> Group:
@@ -127,13 +137,33 @@ class FlatRank(ZeroSteps):
             large = self.waiting[0].grad if self.elements > self.bucket else None
             sent = self.buffer.narrow(0, 0, self.elements) if large is None else large.view(-1)
             sent.div_(self.ranks)
-            dist.all_reduce(sent)
+            slices = self._slices()
+            if len(slices) > 1:  # DeepSpeed sends them in one tensor, and copies what comes back (allreduce_bucket)
+                together = torch.cat(sent.split(slices))
+                dist.all_reduce(together)
+                sent.copy_(together)
+                del together
+            else:
+                dist.all_reduce(sent)
         for weight in self.waiting:
             if weight in self.mine and weight.grad is not None:
                 self._keep(weight)
             elif self.stage == 2:
                 weight.grad = None
         self.waiting, self.elements = [], 0
+
+    def _slices(self) -> list[int]:
+        """The elements of the parts of the gradients that wait, each of another rank than the one before."""
+        sizes: list[int] = []
+        before = None
+        for weight in self.waiting:
+            for rank, elements in self.owners[weight]:
+                if rank == before:
+                    sizes[-1] += elements
+                else:
+                    sizes.append(elements)
+                before = rank
+        return sizes
 
     def _keep(self, weight: torch.Tensor) -> None:
         """A reduced gradient of which this rank needs a part, in the place of the bucket, which is used again."""

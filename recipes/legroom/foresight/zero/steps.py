@@ -16,7 +16,7 @@ class ZeroSteps:
     """An optimizer of flat parts. A stage has its own `backward` and `step`; the optimizer's is `bare_step`.
 
     waiting: weights whose gradients are to be reduced, of `elements` in all, so many as the bucket holds. Its size is
-    Accelerate's for 'auto'.
+    Accelerate's for 'auto' where none is given.
     """
 
     rank = 0
@@ -25,7 +25,8 @@ class ZeroSteps:
         self.ranks, self.clip = cfg.parallelism.world_size, cfg.train.max_grad_norm
         self.optimizer, self.accelerator = inner_optimizer(loop.optimizer), loop.accelerator
         self.bare_step = self.optimizer.step
-        self.bucket, self.elements, self.waiting = loop.bare_model.config.hidden_size**2, 0, list[torch.Tensor]()
+        self.bucket = cfg.parallelism.reduce_bucket_size or loop.bare_model.config.hidden_size**2
+        self.elements, self.waiting = 0, list[torch.Tensor]()
         self.norms: Tensors = []  # of the gradients that are copied to the host
 
     def scale(self, gradients: list[Tensors]) -> torch.Tensor:

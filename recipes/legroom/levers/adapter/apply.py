@@ -30,7 +30,7 @@ LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")  # classes of layers
 class Apply(Behaviour):
     def configure_model(self, construction: Construction) -> None:
         if self.cfg.adapter.bits:
-            bits = quantized.Bits(self.cfg.adapter.bits, self.cfg.adapter.bits_of_experts)
+            bits = quantized.bits_of(self.cfg)
             construction.build = functools.partial(_quantised, self.cfg, construction, bits)
 
     def check_model(self, name: str, architecture: PretrainedConfig, task: str) -> None:
@@ -64,7 +64,7 @@ def _quantised(cfg: Config, construction: Construction, bits: quantized.Bits) ->
         return quantized.finish(quantized.random_model(construction.random, bits, dtype, place))
     with torch.device("meta"):
         shape = dataclasses.replace(construction, config=copy.deepcopy(construction.config)).random()
-    construction.settings |= quantized.loading_arguments(shape, bits.linear, dtype, device)
+    construction.settings |= quantized.loading_arguments(shape, bits, dtype, device)
     with quantized.while_loading(bits, dtype):
         model = construction.pretrained()
     return quantized.finish(model)

@@ -44,6 +44,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"adapter.bits=8 needs compute capability 7.5 or newer; {gpu.name} has {gpu.capability[0]}."
             f"{gpu.capability[1]}. Type adapter.bits=4."
         )
+    if adapter.bits == 8 and "adapter.double_quant" in given:
+        found.append("adapter.double_quant is of scales of 4 bits. Type adapter.bits=4, or leave it out.")
     if adapter.alpha == 0:
         found.append("adapter.alpha=0: the adapter would have no gradients. Twice adapter.rank is usual.")
     found += _experts_problems(cfg)

@@ -95,20 +95,27 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, func, args, kwargs, tensors, result, follows=True):
         results = tensors_of((result,))
-        is_cast = func is aten._to_copy.default and tensors[0].device.type == self.log.device_type
+        copies_weight = self._copies_weight(func, tensors)
         for tensor in results:
             is_new = self.log.entry_of(tensor) is None
             entry = self.log.record(tensor, func.__name__)
-            if entry is not None and is_new and is_cast:
-                source = self.log.entry_of(tensors[0])
-                if source is not None and source.kind == PARAMETER:
-                    entry.kind = COPY  # autocast's cast of a weight
+            if entry is not None and is_new and copies_weight:
+                entry.kind = COPY
         if follows:
             self.known.after(func, args, kwargs, tensors, result)
         if self.counts_operations:
             devices = {tensor.device.type for tensor in (*results, *tensors)}
             if self.log.device_type in devices:
                 self._count(func, args, kwargs, result)
+
+    def _copies_weight(self, func, tensors):
+        """Whether an operation makes a copy of a weight: autocast's cast, or what bitsandbytes makes of 4 bits."""
+        if func.__name__.startswith("dequantize_4bit"):
+            return True
+        if func is not aten._to_copy.default:
+            return False
+        source = self.log.entry_of(tensors[0])
+        return source is not None and source.kind == PARAMETER
 
     def _count(self, func, args, kwargs, result):
         phase = self.log.phase.latest

@@ -19,10 +19,10 @@ _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class Entry:
-    """One storage. card: the number of its card, None on the host. may_be_kept: it was allocated where autograd may
-    keep it for the backward pass."""
+    """One storage. card: the number of its card, None on the host. in_graph: it was allocated where autograd may keep
+    it for the backward pass. is_index: it has whole numbers, as the rows of a batch."""
 
-    __slots__ = ("bytes", "kind", "phase", "module", "operation", "name", "may_be_kept", "number", "card")
+    __slots__ = ("bytes", "kind", "phase", "module", "operation", "name", "in_graph", "is_index", "number", "card")
 
     def __init__(self, size, kind, phase, module, operation, number, card=None):
         self.bytes = size
@@ -31,7 +31,8 @@ class Entry:
         self.module = module
         self.operation = operation
         self.name = ""  # of a weight and its states
-        self.may_be_kept = False
+        self.in_graph = False
+        self.is_index = False
         self.number = number
         self.card = card
 
@@ -74,7 +75,7 @@ class StorageLog:
         if entry is not None:
             return entry
         entry = self._add(storage, operation, phase)
-        entry.may_be_kept = entry.may_be_kept and tensor.dtype not in INDICES
+        entry.is_index = tensor.dtype in INDICES
         return entry
 
     def _add(self, storage, operation, phase=None):
@@ -82,7 +83,7 @@ class StorageLog:
         module = self.modules[-1] if self.modules else None
         self._number += 1
         entry = Entry(storage.nbytes(), OTHER, phase, module, operation, self._number, storage.device.index)
-        entry.may_be_kept = torch.is_grad_enabled()
+        entry.in_graph = torch.is_grad_enabled()
         key = storage._cdata
         self.events.append((entry, 1, phase))
 
@@ -152,11 +153,31 @@ def held_tensors(tensor):
 
 
 def settle_activations(events):
-    """Name the activations: what a forward pass allocated and a backward pass freed, or what is recomputed."""
+    """Name the activations: what a forward pass allocated and the backward pass found, or what is recomputed.
+
+    A checkpoint that is reentrant runs its layers without a graph, so that the inputs that it keeps are told by when
+    they are freed alone. What is freed behind the backward pass, where gradients are enabled again, may look as if a
+    forward pass had freed it.
+    """
+    backward_events = 0
+    before = {}  # of an entry: how many there were when it was allocated
+    freed_in = {}
     outlives_forward = {}
     for entry, sign, phase in events:
-        is_freed_in_forward = sign < 0 and phase == FORWARD
-        outlives_forward[entry] = not is_freed_in_forward
-    for entry, is_kept in outlives_forward.items():
-        if entry.kind == OTHER and entry.may_be_kept and (is_kept or entry.phase == BACKWARD):
+        if phase == BACKWARD:
+            backward_events += 1
+        if sign > 0:
+            before[entry] = backward_events
+            outlives_forward[entry] = True
+            continue
+        freed_in[entry] = phase
+        outlives_forward[entry] = phase != FORWARD or backward_events > before.get(entry, 0)
+    for entry in outlives_forward:
+        if entry.kind != OTHER or entry.is_index:
+            continue
+        if entry.in_graph:
+            is_kept = outlives_forward[entry] or entry.phase == BACKWARD
+        else:
+            is_kept = entry.phase == FORWARD and freed_in.get(entry) == BACKWARD
+        if is_kept:
             entry.kind = ACTIVATION
