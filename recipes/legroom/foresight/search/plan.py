@@ -1,6 +1,5 @@
 """From the command line of fit to its search spaces, or to the problems that prevent a search. Never imports torch."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,20 +39,30 @@ class _Request:
 
 def _read(overrides: list[str], options: Options) -> _Request:
     given = {override.lstrip("+~").split("=")[0]: override for override in overrides}
-    pinned = {
-        lever: override
-        for lever in DIMENSIONS
-        for key, override in given.items()
-        if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))
-    }
+    pinned = {}
+    for lever in DIMENSIONS:
+        for key, override in given.items():
+            if _sets(key, lever):
+                pinned[lever] = override
     fixed = (*pinned, *options.keep)
     keeps_mode = "parallelism" in fixed
     gpus = options.gpus or 1
     if keeps_mode and options.gpus and "parallelism.num_processes" not in given:
         overrides = [*overrides, f"parallelism.num_processes={options.gpus}"]
-    mode = space.mode_overrides(MODES[0], gpus) if not keeps_mode and gpus > 1 else []
-    smallest = [f"{BATCH}=1"] if BATCH not in fixed and "batch.effective" in given else []
+    mode = []
+    if gpus > 1 and not keeps_mode:
+        mode = space.mode_overrides(MODES[0], gpus)
+    smallest = []
+    if BATCH not in fixed and "batch.effective" in given:
+        smallest = [f"{BATCH}=1"]
     return _Request(overrides, options, given, pinned, keeps_mode, mode, smallest)
+
+
+def _sets(key: str, lever: str) -> bool:
+    """Whether a key that is typed decides a lever."""
+    if key == lever or key.startswith(f"{lever}."):
+        return True
+    return lever == BATCH and key.startswith("accumulation")
 
 
 def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, list[str]]:
@@ -77,7 +86,8 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
         request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file
     effective = effective_batch(cfg)
     ranks = cfg.parallelism.replicas * (cfg.parallelism.stages or 1)  # each has as many micro-batches as it needs
-    search, share = SearchSpace(request.overrides, cfg, effective), effective // ranks
+    share = effective // ranks
+    search = SearchSpace(request.overrides, cfg, effective)
     search.left_out += [f"{text}: of one run; type it with the command that you choose." for text in of_one_run]
     for lever in DIMENSIONS:
         _add_lever(search, lever, request, share)
@@ -94,7 +104,9 @@ def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -
     elif lever in request.pinned:
         search.pinned[lever] = request.pinned[lever]
     elif lever in request.options.keep:
-        value = space.now(search.base, lever) if DIMENSIONS[lever].has_effect is None else None
+        value = None
+        if DIMENSIONS[lever].has_effect is None:
+            value = space.now(search.base, lever)
         search.pinned[lever] = f"{lever}={space.typed_value(value)}"
     elif DIMENSIONS[lever].has_effect is not None:
         search.values[lever] = list(DIMENSIONS[lever].values or ())
@@ -103,22 +115,31 @@ def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -
         if "batch.effective" not in request.given:
             search.overrides = [*request.overrides, f"batch.effective={search.effective}"]
     else:
-        values, value = _values(search, lever, request), space.now(search.base, lever)
-        # An option of a menu may lack the key, and so has the first value.
-        allowed = _allowed(search, lever, values[1:] if value is None else values, request, share)
-        if allowed:
-            search.values[lever] = allowed
-        elif value is not None:
-            search.pinned[lever] = f"{lever}={space.typed_value(value)}"
-        if value is not None and DIMENSIONS[lever].changes_numbers and lever not in request.options.allow:
-            search.not_allowed.append(lever)
+        _add_menu(search, lever, request, share)
+
+
+def _add_menu(search: SearchSpace, lever: str, request: _Request, share: int) -> None:
+    """Enter the options of a menu that are allowed, or the one there is."""
+    values = _values(search, lever, request)
+    value = space.now(search.base, lever)
+    if value is None:  # an option of a menu may lack the key, and so has the first value
+        values = values[1:]
+    allowed = _allowed(search, lever, values, request, share)
+    if allowed:
+        search.values[lever] = allowed
+    elif value is not None:
+        search.pinned[lever] = f"{lever}={space.typed_value(value)}"
+    if value is not None and DIMENSIONS[lever].changes_numbers and lever not in request.options.allow:
+        search.not_allowed.append(lever)
 
 
 def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[Any]:
     """The options of a lever that are tried: all, or those that compute the same where it is not allowed to change."""
     dimension = DIMENSIONS[lever]
     if dimension.changes_numbers and lever not in request.options.allow:
-        return dimension.alike(search.base) if dimension.alike is not None else ()
+        if dimension.alike is None:
+            return ()
+        return dimension.alike(search.base)
     asked = [value for value in dimension.asked if value in request.options.allow]
     return [*(dimension.values or menus.options(lever, paths.menus())), *asked]
 
@@ -129,28 +150,39 @@ def _tried_with(lever: str, request: _Request, share: int) -> list[list[str]]:
         return [[*request.overrides, *request.smallest]]
     if not DIMENSIONS[lever].refuses_others:
         return [[*request.overrides, *request.mode, *request.smallest]]
-    modes = [space.mode_overrides(mode, request.options.gpus or 1) for mode in MODES] if request.mode else [[]]
-    largest = [f"{BATCH}={share}"] if request.smallest else []
+    modes = [[]]
+    if request.mode:
+        modes = [space.mode_overrides(mode, request.options.gpus or 1) for mode in MODES]
+    largest = []
+    if request.smallest:
+        largest = [f"{BATCH}={share}"]
     return [[*request.overrides, *mode, *largest] for mode in modes]
 
 
 def _allowed(search: SearchSpace, lever: str, values: Sequence[Any], request: _Request, share: int) -> list[Any]:
     """The options of a lever that the GPU and the other overrides allow; the others are noted in search.left_out."""
-    allowed, refused = [], {}
+    allowed = []
+    refused = {}
     dimension = DIMENSIONS[lever]
     for value in values:
         typed = [key for key in search.also(lever, value) if key in request.given]
         if typed:
             refused[value] = f"{typed[0]} is typed."
             continue
-        cfg, problems = None, list[str]()
+        cfg = None
+        problems: list[str] = []
         for overrides in _tried_with(lever, request, share):
             cfg, _, problems = space.compose_estimate(*overrides, *search.lever_overrides(lever, value))
             if not problems:
                 break
-        why = dimension.not_tried(cfg) if cfg is not None and dimension.not_tried is not None else None
-        if why is not None or problems:
-            refused[value] = " ".join(problems) if why is None else f"{why}."
+        why = None
+        if cfg is not None and dimension.not_tried is not None:
+            why = dimension.not_tried(cfg)
+        if why is not None:
+            refused[value] = f"{why}."
+            continue
+        if problems:
+            refused[value] = " ".join(problems)
             continue
         allowed.append(value)
         if "." not in lever:
@@ -168,10 +200,13 @@ def plan_all(
     can be searched, with the default of each. show_status: called with the progress.
     """
     if options.counts and not any(text.startswith("batch.effective=") for text in others):
-        most_first = sorted(places, key=lambda place: -(place.count or 1))
-        found = (search for _, search, _ in _plans(most_first, others, options, show_status) if search is not None)
-        others = [*others, *(f"batch.effective={search.effective}" for search in itertools.islice(found, 1))]
-    planned, problems = [], {}
+        most_first = sorted(places, key=lambda place: place.count or 1, reverse=True)
+        for _, search, _ in _plans(most_first, others, options, show_status):
+            if search is not None:
+                others = [*others, f"batch.effective={search.effective}"]
+                break
+    planned = []
+    problems = {}
     for place, search, lines in _plans(places, others, options, show_status):
         if search is not None:
             planned.append((place, search))
@@ -219,9 +254,9 @@ def _device_problems(cfg: Config) -> list[str]:
 
 def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> list[str]:
     """A number of GPUs that is contradicted, or larger than what is visible."""
-    mode, asked, visible = cfg.parallelism, options.gpus, len(host.gpus())
+    mode = cfg.parallelism
+    asked = options.gpus
     typed = given.get("parallelism.num_processes")
-    are_visible = f"{visible} {'is' if visible == 1 else 'are'} visible here"
     if mode.kind == "single" and typed and typed != "parallelism.num_processes=1":
         return [
             f"{typed} has no effect on parallelism={mode.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
@@ -234,8 +269,13 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
             f"fit.gpus={asked} contradicts {other}, which is {gpus}. Leave fit.gpus out, or choose parallelism=ddp or "
             f"parallelism=fsdp for {asked}."
         ]
+    visible = len(host.gpus())
     if asked and cfg.gpu.kind == "auto" and asked > visible:
-        return [f"fit.gpus={asked}, and {are_visible}. Type fit.gpus={visible}, or name the GPU: gpu=rtx4090_24gb."]
+        are = "is" if visible == 1 else "are"
+        return [
+            f"fit.gpus={asked}, and {visible} {are} visible here. Type fit.gpus={visible}, or name the GPU: "
+            "gpu=rtx4090_24gb."
+        ]
     return []
 
 

@@ -28,55 +28,68 @@ class ShardedRank(ZeroSteps):
 
     def __init__(self, cfg: Config, loop: Any):
         super().__init__(cfg, loop)
-        model, own, width = loop.bare_model, cfg.parallelism, loop.bare_model.config.hidden_size
-        self.first = True
-        shapes: dict[torch.Tensor, torch.Size] = {weight: weight.shape for weight in model.parameters()}
-        self.coordinator = Coordinator(shapes, self.ranks, int(0.9 * width**2), own.live_parameters)
+        model = loop.bare_model
+        width = model.config.hidden_size
+        weights: dict[torch.Tensor, torch.Size] = {weight: weight.shape for weight in model.parameters()}
+        self.device = next(iter(weights)).device
+        self.first = True  # pass since the last step
+        self.offloads = cfg.parallelism.offload != "none"
+        self.coordinator = Coordinator(weights, self.ranks, int(0.9 * width**2), cfg.parallelism.live_parameters)
         self.working: dict[nn.Module, None] = {}  # in the backward pass
         # (settings of the optimizer, parts, copy of them, weights)
         self.masters: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor, Tensors]] = []
-        self.offloads, device = own.offload != "none", next(iter(shapes)).device
-        at_rest = HOST if own.offload == "all" else device  # where parts of weights are
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}  # of the masters, on the host
         self.to_step: dict[torch.Tensor, torch.Tensor] = {}  # of each weight, in these
-        for weight in shapes:
+        place = HOST if cfg.parallelism.offload == "all" else self.device  # of the parts of weights
+        for weight in weights:
             weight.ds_persist = weight.numel() <= 10 * width  # type: ignore[attr-defined]
             if weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(self._ready)
             else:
-                weight.ds_tensor = weight.new_empty(self._size(weight), device=at_rest)  # type: ignore[attr-defined]
+                weight.ds_tensor = weight.new_empty(self._size(weight), device=place)  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
-            for weights in self._sub_groups(group["params"]):
-                sizes = [self._size(weight) for weight in weights]
-                flat = weights[0].new_empty(sum(sizes), device=at_rest)
-                for weight, part in zip(weights, flat.split(sizes)):
-                    weight.ds_tensor = part  # type: ignore[attr-defined]
-                master = flat.to(HOST if self.offloads else device).clone().float().requires_grad_()
-                if self.offloads:
-                    master.grad = self.gradients[master] = torch.zeros_like(master)
-                    self.to_step.update(zip(weights, master.grad.split(sizes)))
-                self.masters.append((group, flat, master, weights))
+            for trained in self._sub_groups(group["params"]):
+                self._add_master(group, trained, place)
             group["params"] = []
-        for weight in shapes:
+        for weight in weights:
             weight.data = weight.new_empty(0)
-        trained = [weight for *_, weights in self.masters for weight in weights]
+        trained = [weight for *_, of_master in self.masters for weight in of_master]
         sizes = [part_of(weight).numel() for weight in trained]
-        self.buffer = part_of(trained[0]).new_empty(self.bucket, device=device)
+        self.buffer = part_of(trained[0]).new_empty(self.bucket, device=self.device)
         gradients = torch.zeros(sum(sizes), dtype=self.buffer.dtype, device=self.masters[0][2].device)
         self.kept = dict(zip(trained, gradients.split(sizes)))
         model.register_forward_pre_hook(lambda *_: self.coordinator.begin_pass())
         for module in model.modules():
             self._follow(module)
 
+    def _add_master(self, group: dict[str, Any], weights: Tensors, place: Any) -> None:
+        """This rank's parts of some weights in one tensor, and the copy of it that the optimizer steps on."""
+        sizes = [self._size(weight) for weight in weights]
+        flat = weights[0].new_empty(sum(sizes), device=place)
+        for weight, part in zip(weights, flat.split(sizes)):
+            weight.ds_tensor = part  # type: ignore[attr-defined]
+        master = flat.to(HOST if self.offloads else self.device).clone().float().requires_grad_()
+        if self.offloads:
+            gradient = torch.zeros_like(master)
+            master.grad = gradient
+            self.gradients[master] = gradient
+            self.to_step.update(zip(weights, gradient.split(sizes)))
+        self.masters.append((group, flat, master, weights))
+
     def _size(self, weight: torch.Tensor) -> int:
         return -(-weight.numel() // self.ranks)
 
     def _sub_groups(self, weights: Tensors) -> list[Tensors]:
         groups: list[Tensors] = [[]]
-        for weight in filter(lambda weight: weight.requires_grad, weights):
-            if sum(map(self._size, groups[-1])) >= SUB_GROUP_ELEMENTS:
+        size = 0
+        for weight in weights:
+            if not weight.requires_grad:
+                continue
+            if size >= SUB_GROUP_ELEMENTS:
                 groups.append([])
+                size = 0
             groups[-1].append(weight)
+            size += self._size(weight)
         return groups
 
     # --- modules ---
@@ -137,8 +150,11 @@ class ShardedRank(ZeroSteps):
         self.waiting.sort(key=self.coordinator.places.__getitem__)
         gradients = [weight.grad.view(-1) for weight in self.waiting if weight.grad is not None]
         sizes = [part_of(weight).numel() for weight in self.waiting]
-        padding = sum(sizes) * self.ranks - sum(map(len, gradients))
-        sent = joined([*gradients, gradients[0].new_empty(padding)] if padding else gradients)
+        padding = sum(sizes) * self.ranks - sum(len(gradient) for gradient in gradients)
+        if padding:
+            sent = joined([*gradients, gradients[0].new_empty(padding)])
+        else:
+            sent = joined(gradients)
         sent.div_(self.ranks)
         own = sent.narrow(0, 0, sum(sizes))
         dist.reduce_scatter_tensor(own, sent)
@@ -162,14 +178,18 @@ class ShardedRank(ZeroSteps):
     @torch.no_grad()
     def step(self, *_: Any) -> None:
         """In the place of the optimizer's."""
-        self.first, coordinator = True, self.coordinator
+        self.first = True
+        coordinator = self.coordinator
         coordinator.arrive(list(coordinator.flying))
         for users in coordinator.users.values():
             users.clear()
         coordinator.free(list(coordinator.places))
-        for _ in self.masters if self.offloads else ():
-            dist.all_reduce(self.buffer.new_zeros(1))
-        scale = 1.0 if self.offloads else self.scale([[self.kept[w] for w in weights] for *_, weights in self.masters])
+        if self.offloads:
+            for _ in self.masters:
+                dist.all_reduce(self.buffer.new_zeros(1))
+            scale = 1.0
+        else:
+            scale = self.scale([[self.kept[weight] for weight in weights] for *_, weights in self.masters])
         for group, flat, master, weights in self.masters:
             if self.offloads:
                 master.grad = self.gradients[master]
@@ -180,7 +200,8 @@ class ShardedRank(ZeroSteps):
             self.bare_step()
             group["params"] = []
             flat.copy_(master)
-            master.grad = master.grad if self.offloads else None
+            if not self.offloads:
+                master.grad = None
         self.norms.clear()
         persistent = [weight for weight in coordinator.places if weight.ds_persist]  # type: ignore[attr-defined]
         for weight in persistent:
@@ -202,12 +223,18 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (inputs, weight), (gradient,) = ctx.saved_tensors, gradients
+        inputs, weight = ctx.saved_tensors
+        (gradient,) = gradients
         rows = gradient.reshape(-1, gradient.shape[-1])
+        of_inputs = of_weight = of_bias = None
         with torch.autocast(gradient.device.type, torch.bfloat16, enabled=ctx.autocast):
-            of_inputs = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
-            of_weight = rows.t().matmul(inputs.reshape(-1, inputs.shape[-1])) if ctx.needs_input_grad[1] else None
-        return of_inputs, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+            if ctx.needs_input_grad[0]:
+                of_inputs = gradient.matmul(weight)
+            if ctx.needs_input_grad[1]:
+                of_weight = rows.t().matmul(inputs.reshape(-1, inputs.shape[-1]))
+        if ctx.needs_input_grad[2]:
+            of_bias = rows.sum(0)
+        return of_inputs, of_weight, of_bias
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
