@@ -73,21 +73,19 @@ def test_without_template_the_text_continues(talk, base):
         assert code == 2 and word in err and err.count("refused: ") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("chat", "latest"), "latest is no folder"),
-        (("export", "latest", "--merge"), "latest is no folder"),
-        (("chat", "~nobody-of-this-name/run"), "~nobody-of-this-name/run is no folder"),
-        (("chat", "classifier"), "classifies texts"),
-        (("chat", "whole", "--compare"), "what it was before"),
-        (("export", "whole", "--merge"), "Use it as it is: python scripts/chat.py whole"),
-        (("export", "masked", "--merge"), "Use it as it is: with transformers"),
-        (("chat", "masked"), "writes no texts"),
-    ],
-    ids=" ".join,
-)
-def test_refused_before_imports(words, said, tmp_path):
+REFUSED = [
+    (("chat", "latest"), "latest is no folder"),
+    (("export", "latest", "--merge"), "latest is no folder"),
+    (("chat", "~nobody-of-this-name/run"), "~nobody-of-this-name/run is no folder"),
+    (("chat", "classifier"), "classifies texts"),
+    (("chat", "whole", "--compare"), "what it was before"),
+    (("export", "whole", "--merge"), "Use it as it is: python scripts/chat.py whole"),
+    (("export", "masked", "--merge"), "Use it as it is: with transformers"),
+    (("chat", "masked"), "writes no texts"),
+]
+
+
+def test_refused_before_imports(tmp_path):
     kinds = {"classifier": "BertForSequenceClassification", "whole": "GPT2LMHeadModel", "masked": "BertForMaskedLM"}
     for folder, kind in kinds.items():
         (tmp_path / folder).mkdir()
@@ -96,11 +94,15 @@ def test_refused_before_imports(words, said, tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"task_type": "SEQ_CLS"}))
     shutil.copy(tmp_path / "whole" / "config.json", tmp_path / "adapter")  # of the base, as it is saved
-    command, *arguments = words
     code = "import sys\nfrom legroom.cli.commands import run\n"
-    code += f"print(run({command!r}, {arguments}), 'torch' in sys.modules)"
+    for (command, *arguments), _ in REFUSED:
+        code += f"print(run({command!r}, {arguments}), 'torch' in sys.modules, flush=True)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.split() == ["2", "False"] and said in done.stderr
+    assert done.stdout.splitlines() == ["2 False"] * len(REFUSED), done.stderr
+    refusals = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
+    assert len(refusals) == len(REFUSED)
+    for (words, said), refusal in zip(REFUSED, refusals):
+        assert said in refusal, words
 
 
 @pytest.mark.parametrize("ended", [EOFError, KeyboardInterrupt])

@@ -89,17 +89,11 @@ def only_record(folder) -> record.Record:
 # --- refusals --------------------------------------------------------------------------------------
 
 
-def test_a_misspelt_key_is_refused_at_once(legroom):
-    with two_seconds_of_a_core():
-        ended = legroom("precison=bf16")
-    assert ended.code == 2 and "precision" in ended.err and "Traceback" not in ended.err
-    assert ended.out == "" and len(ended.err.splitlines()) == 1
-
-
 def test_a_wrong_value_is_refused_at_once(legroom):
     with two_seconds_of_a_core():
         ended = legroom("batch.per_device=0", "device=cpu", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert ended.code == 2 and "batch.per_device=0" in ended.err
+    assert ended.out == "" and ended.err.count("refused: ") == 1
     assert "hydra" in imported(ended.err) and not imported(ended.err) & set(HEAVY)
 
 

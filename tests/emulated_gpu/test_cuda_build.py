@@ -1,6 +1,6 @@
 """An unmodified CUDA build of torch on the emulated GPU: `make test-cuda-build`.
 
-Each test is a script of its own in a process of its own, as a person would write it for a real card.
+Each test is a script in a process of its own, as a person would write it for a real card, but for small ones.
 """
 
 from __future__ import annotations
@@ -114,13 +114,65 @@ def on_gpu():
 # --- the card ------------------------------------------------------------------------------------------------------
 
 
-def test_torch_sees_the_card(on_gpu):
-    name, capability, multiprocessors, memory, count = on_gpu("""
-    p = torch.cuda.get_device_properties(0)
-    answer(p.name, [p.major, p.minor], p.multi_processor_count, p.total_memory, torch.cuda.device_count())
-    """)
-    assert name == "NVIDIA GeForce RTX 4090" and capability == [8, 9] and multiprocessors == 128 and count == 1
-    assert memory == 25_382_879_232
+# What needs no process of its own: each starts with an import of torch and CUDA's initialization, a second and a half.
+TOGETHER = """
+seen = {}
+
+x = torch.empty(3 * 1024**2, dtype=torch.uint8, device="cuda")
+free, total = torch.cuda.mem_get_info()
+statistics = torch.cuda.memory_stats()["allocated_bytes.all.current"]
+segments = len(torch.cuda.memory._snapshot()["segments"])
+seen["memory"] = torch.cuda.memory_allocated(), statistics, segments, total - free
+
+p = torch.cuda.get_device_properties(0)
+seen["card"] = p.name, [p.major, p.minor], p.multi_processor_count, p.total_memory, torch.cuda.device_count()
+
+x = torch.arange(10).pin_memory()
+seen["pinned"] = x.is_pinned(), x.cuda(non_blocking=True).tolist(), torch.arange(10).is_pinned()
+
+seen["numbers"] = torch.tensor([3, 1, 2]).cuda().tolist(), torch.tensor(2.5, device="cuda").item()
+
+side = torch.cuda.Stream()
+start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+start.record()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    y = batch() * 2
+torch.cuda.current_stream().wait_stream(side)
+end.record()
+torch.cuda.synchronize()
+seen["events"] = start.elapsed_time(end), end.query()
+
+answer(seen)
+"""
+
+
+@pytest.fixture(scope="module")
+def seen(on_gpu):
+    return on_gpu(TOGETHER)[0]
+
+
+def test_torch_sees_the_card(seen):
+    assert seen["card"] == ["NVIDIA GeForce RTX 4090", [8, 9], 128, 25_382_879_232, 1]
+
+
+def test_memory_statistics_and_snapshot(seen):
+    allocated, statistics, segments, used = seen["memory"]
+    assert allocated == statistics == 3 * MIB and segments == 1
+    assert used == 20 * MIB + 450 * MIB  # the segment of the allocator, and the context
+
+
+def test_pinned_memory_is_pinned(seen):
+    assert seen["pinned"] == [True, list(range(10)), False]
+
+
+def test_small_numbers_that_were_just_copied_are_read_back(seen):
+    assert seen["numbers"] == [[3, 1, 2], 2.5]
+
+
+def test_streams_and_events(seen):
+    elapsed, done = seen["events"]
+    assert elapsed > 0 and done
 
 
 @pytest.mark.slow
@@ -269,17 +321,6 @@ def test_out_of_memory_is_torchs_own_error_and_can_be_recovered_from(on_gpu, all
         assert "GPU 0 has a total capacity of 23.64 GiB" in message
 
 
-def test_memory_statistics_and_snapshot(on_gpu):
-    allocated, statistics, segments, used = on_gpu("""
-    x = torch.empty(3 * 1024**2, dtype=torch.uint8, device="cuda")
-    free, total = torch.cuda.mem_get_info()
-    statistics = torch.cuda.memory_stats()["allocated_bytes.all.current"]
-    answer(torch.cuda.memory_allocated(), statistics, len(torch.cuda.memory._snapshot()["segments"]), total - free)
-    """)
-    assert allocated == statistics == 3 * MIB and segments == 1
-    assert used == 20 * MIB + 450 * MIB  # the segment of the allocator, and the context
-
-
 def test_two_cards_have_memory_of_their_own(on_gpu):
     values, first, second = on_gpu(
         """
@@ -323,30 +364,7 @@ def test_a_tensor_is_shared_with_another_process(on_gpu, tmp_path):
     """) == ["[[10, 20], 'cuda:0']\n"]
 
 
-def test_pinned_memory_is_pinned(on_gpu):
-    assert on_gpu("""
-    x = torch.arange(10).pin_memory()
-    answer(x.is_pinned(), x.cuda(non_blocking=True).tolist(), torch.arange(10).is_pinned())
-    """) == [True, list(range(10)), False]
-
-
 # --- streams and graphs --------------------------------------------------------------------------------------------
-
-
-def test_streams_and_events(on_gpu):
-    elapsed, done = on_gpu("""
-    side = torch.cuda.Stream()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        y = batch() * 2
-    torch.cuda.current_stream().wait_stream(side)
-    end.record()
-    torch.cuda.synchronize()
-    answer(start.elapsed_time(end), end.query())
-    """)
-    assert elapsed > 0 and done
 
 
 def test_a_graph_is_captured_and_replayed(on_gpu):
@@ -399,16 +417,6 @@ def test_graphed_callables(on_gpu):
     m(batch().requires_grad_()).sum().backward()
     answer("done")
     """) == ["done"]
-
-
-# --- numbers -------------------------------------------------------------------------------------------------------
-
-
-def test_small_numbers_that_were_just_copied_are_read_back(on_gpu):
-    assert on_gpu("answer(torch.tensor([3, 1, 2]).cuda().tolist(), torch.tensor(2.5, device='cuda').item())") == [
-        [3, 1, 2],
-        2.5,
-    ]
 
 
 # --- ranks -----------------------------------------------------------------------------------------------------------
