@@ -138,6 +138,8 @@ preload.import_libraries()
 for family in ("bert", "gpt2", "llama"):
     importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 import legroom.foresight.estimate
+from legroom.machine import gpu_specs
+gpu_specs.options()
 """
 if not GPU:  # bitsandbytes initializes CUDA, after which no process that uses it can be forked
     PRELOADED += """

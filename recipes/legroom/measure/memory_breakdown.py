@@ -71,9 +71,11 @@ def _set_flops(cfg: Config, record: Record, token_flops: float, mean_tokens: flo
     """
     speed = record.speed
     speed.model_flops_per_step = round(token_flops * mean_tokens)
+    if loop.accelerator.device.type != "cuda":
+        return  # without reading the figures of all GPUs, a twelfth of the time of a small job
     gpus = max(cfg.parallelism.num_processes or 1, cfg.parallelism.replicas)  # with dp one process runs all replicas
     peak_flops = gpu_specs.peak_flops(record.environment["device_name"], cfg.precision.kind)
-    if peak_flops and speed.tokens_per_second and loop.accelerator.device.type == "cuda":
+    if peak_flops and speed.tokens_per_second:
         speed.mfu = token_flops * speed.tokens_per_second / (peak_flops * gpus)
 
 
