@@ -119,6 +119,16 @@ def test_a_larger_bucket_takes_its_bytes(tmp_path, stage):
     assert largest[1] - largest[0] == pytest.approx(4 * (buckets[1] - buckets[0]), rel=0.1)
 
 
+@pytest.mark.parametrize("bucket, copies", [(1_000_000, 1), (1, 0)], ids=["all gradients", "one of them"])
+def test_a_bucket_of_several_ranks_is_copied_to_be_sent(tmp_path, bucket, copies):
+    """DeepSpeed sends what several ranks have in a bucket as one tensor (allreduce_bucket)."""
+    mode = ["parallelism=zero", "parallelism.num_processes=2", f"parallelism.reduce_bucket_size={bucket}"]
+    seen = foreseen(tmp_path, *GPU, *mode)
+    log = seen.trace.log
+    sizes = [entry.bytes for entry, sign in log.events[log.step_start :] if sign > 0]
+    assert sizes.count(4 * seen.parameter_count) == copies
+
+
 def test_states_on_the_host_take_no_memory_of_the_gpu(tmp_path):
     mode = ["parallelism=zero", "parallelism.num_processes=2", "accumulation.steps=2"]
     on_gpu, on_host = (foreseen(tmp_path, *GPU, *mode, *more) for more in ([], [OFFLOAD]))

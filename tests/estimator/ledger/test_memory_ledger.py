@@ -559,3 +559,13 @@ def test_a_product_in_8_bits_is_that_of_its_parts(outliers):
     torch.testing.assert_close(product, whole)
     assert columns.shape == theirs.shape and columns.numel() == 4 * len(outliers or [])
     torch.testing.assert_close(product.float(), rows.float() @ weight.float().T, rtol=0.05, atol=1.5)
+
+
+def test_weights_are_logged_in_the_order_of_the_model():
+    """The allocator's blocks lie in the order in which a model is moved, whichever weights an optimizer knows."""
+    model = Deep(recompute=False)
+    model.layers[2] = torch.nn.Linear(8, 16, bias=False)
+    optimizer = torch.optim.SGD(model.layers[2].parameters(), lr=0.1)
+    ledger = MemoryLedger(model, optimizer, "cpu")
+    ledger.attribution.mark_model_and_optimizer()
+    assert [entry.bytes for entry, _ in ledger.log.events] == [weight.nbytes for weight in model.parameters()]
