@@ -107,8 +107,9 @@ def test_the_cards_of_check_have_such_names():
 
 
 def test_a_search_says_what_its_machines_have_and_when_their_price_was_read(monkeypatch, capsys):
-    monkeypatch.setattr(fit, "_find_places", lambda *_: 0)
-    assert fit.main(["model=bert_tiny", f"gpu={P5},gcp/g2-standard-4"]) == 0
+    monkeypatch.setattr(fit.plan, "plan_all", lambda *_: ([], {"all": ["nothing is searched here"]}))
+    with pytest.raises(Refusal, match="nothing is searched here"):
+        fit.main(["model=bert_tiny", f"gpu={P5},gcp/g2-standard-4"])
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{P5}: 8 x NVIDIA H100") and "2026-11-09" in said[0]
     assert "no price was read" in said[1]
