@@ -38,29 +38,30 @@ keys `precision.base`, `precision.weights`, `precision.adapter` and `precision.r
 have the type of the weights that they are of, and AdamW's two states the type of what it changes: the copies where
 there are some, otherwise the weights. With qlora the linear layers and the experts of a mixture are in 4 or 8 bits
 (`adapter.bits`, `adapter.expert_bits`), and the base of the table is what is not quantised: norms, embeddings, routers,
-the output layer. A number in 4 bits takes 0.516 bytes with its scales, one in 8 bits 1 byte and 4 for each row. What is
-trained whole beside an adapter (a head, `adapter.modules_to_save`) has the type of `precision.weights`: fp32 under
-autocast, where peft leaves it in the type of the base.
+the output layer. A number in 4 bits takes 0.516 bytes with its scales, or 0.5625 with `adapter.double_quant=false`; one
+in 8 bits takes 1 byte, and 4 for each row. What is trained whole beside an adapter (a head, `adapter.modules_to_save`)
+has the type of `precision.weights`: fp32 under autocast, where peft leaves it in the type of the base.
+[Bytes by part](results/framework_bytes.md) of the frameworks' own defaults stand beside those of the same lines.
 """
 COMBINATIONS = {  # overrides -> what is known by it elsewhere
     "precision=fp32": "",
     "precision=tf32": "",
-    "precision=bf16": "Trainer's `bf16` over a model in fp32",
-    "precision=bf16 precision.weights=bf16": "Trainer's `bf16` over a model that was loaded in bf16",
+    "precision=bf16": "Trainer's `bf16` over a model in fp32; TRL, LLaMA-Factory",
+    "precision=bf16 precision.weights=bf16": "Trainer's `bf16` of a model in bf16; axolotl with flash attention",
     "precision=bf16_pure": "a model and a loop in bf16",
     "precision=fp16": "Trainer's `fp16`",
     "precision=fp8": "Accelerate's fp8 with torchao",
     "adapter=lora precision=fp32": "",
-    "adapter=lora precision=bf16": "LoRA of peft's and TRL's examples",
-    "adapter=lora precision=bf16 precision.base=fp32": "the same over a base in fp32",
+    "adapter=lora precision=bf16": "LoRA of peft's examples, axolotl, LLaMA-Factory",
+    "adapter=lora precision=bf16 precision.base=fp32": "LoRA of TRL, whose base is in fp32 unless `dtype` is given",
     "adapter=lora precision=fp16": "",
     "adapter=lora precision=bf16_pure": "peft with `autocast_adapter_dtype=False`",
     "adapter=lora precision=bf16_pure precision.adapter=fp32": "peft in a loop without autocast",
     "adapter=qlora precision=bf16": "QLoRA without `prepare_model_for_kbit_training`",
-    "adapter=qlora precision=bf16 adapter.expert_bits=16": "axolotl without `quantize_moe_experts`, TRL, LLaMA-Factory",
+    "adapter=qlora precision=bf16 adapter.expert_bits=16": "axolotl without `quantize_moe_experts`, LLaMA-Factory",
     "adapter=qlora precision=bf16 adapter.expert_bits=8": "",
     "adapter=qlora precision=bf16 precision.base=fp32": "QLoRA after peft's `prepare_model_for_kbit_training`",
-    "adapter=qlora precision=bf16 precision.adapter=bf16": "QLoRA of TRL, whose adapters are bf16",
+    "adapter=qlora precision=bf16 adapter.double_quant=false precision.base=fp32 precision.adapter=bf16": "TRL",
     "parallelism=fsdp precision=bf16": "torchtitan's defaults",
     "parallelism=fsdp precision=bf16 precision.reduction=bf16": "FSDP2 with Accelerate's `bf16`",
     "parallelism=fsdp adapter=lora precision=bf16": "",
