@@ -127,7 +127,7 @@ def compare(row: Row, before: Compared | None = None) -> Compared:
         try:
             if not compared.real:
                 compared.real = _emulated(row)
-            compared.estimated = _estimated(row, Path(folder, "estimate"))
+            compared.estimated = estimated(row, Path(folder, "estimate"))
         except RuntimeError as error:
             compared.error = str(error)
     return compared
@@ -221,8 +221,8 @@ def device_environment(python: Path, gpu: Gpu, cards: int, folder: str) -> dict[
     return {**variables, "PYTHONPATH": os.pathsep.join(path), **recorded}
 
 
-def _estimated(row: Row, folder: Path) -> dict[str, int]:
-    """The memory of an estimate. Raises RuntimeError where it has none."""
+def estimated(row: Row, folder: Path) -> dict[str, int]:
+    """The memory of an estimate. folder: for its files; it must not exist. Raises RuntimeError where it has none."""
     folder.mkdir()
     _, asked, problems = compose(ROOT / "conf", *row.job, "recipe=estimate", f"gpu={row.gpu}")
     if problems or asked is None:

@@ -1,18 +1,19 @@
-"""One step of a published fine-tuning: `published_check.py` runs it in an environment of the published versions.
+"""One step of a published fine-tuning: `published_check.py` runs this in an environment of the published versions.
 
-    python published_check_step.py FOLDER_OF_CONFIG full|lora TOKENS plain|checkpointed
+Arguments of a run: FOLDER_OF_CONFIG full|lora TOKENS plain|checkpointed.
 
-Prints `torch.cuda.max_memory_allocated()` after the step. Half of the tokens have labels; the model's outputs are kept
+Measured: what torch allocated at most in the step. Half of the tokens have labels; the model's outputs are kept
 over the step, as the published program does.
 """
 
-import sys
+from typing import Any
 
 import torch
+from published_check_forks import answer_each
 from transformers import AutoConfig, AutoModelForCausalLM
 
 
-def build(folder: str, method: str, checkpointed: bool) -> torch.nn.Module:
+def build(folder: str, method: str, checkpointed: bool) -> Any:
     """The model in bf16 on the device, with random weights; of LoRA's with rank 8 on all linear layers."""
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(
@@ -30,7 +31,7 @@ def build(folder: str, method: str, checkpointed: bool) -> torch.nn.Module:
     return model.train()
 
 
-def main(folder: str, method: str, tokens: str, checkpointing: str) -> None:
+def measure(folder: str, method: str, tokens: str, checkpointing: str) -> dict[str, int]:
     model = build(folder, method, checkpointing == "checkpointed")
     ids = torch.randint(0, 1000, (1, int(tokens))).cuda()
     labels = ids.clone()
@@ -41,8 +42,8 @@ def main(folder: str, method: str, tokens: str, checkpointing: str) -> None:
     outputs = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, use_cache=False)
     outputs.loss.backward()
     optimizer.step()
-    print(torch.cuda.max_memory_allocated())
+    return {"allocated": torch.cuda.max_memory_allocated()}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer_each(measure)
