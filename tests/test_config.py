@@ -134,7 +134,7 @@ def test_the_help_has_every_key_of_every_option_and_one_menu_in_full():
         # comments that differ: one of them, with the options that it is true for, and where the others are
         (
             "parallelism.num_processes",
-            ["ranks; null: one for each", "(all but single, dp); others: --help parallelism"],
+            ["ranks; null: one for each", "(all but single, dp, mesh); others: --help parallelism"],
         ),
         ("gpu.fp16_tflops", ["... (all but auto)"]),
         ("gpu.memory_bytes", ["... ", "(a", "; others: --help gpu"]),

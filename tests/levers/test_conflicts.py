@@ -60,4 +60,4 @@ def test_a_hint_leaves_out_what_would_be_refused(plain):
 
 def test_the_table_of_all_levers_says_what_does_not_go_with_each():
     page = levers_page.PAGE.read_text()
-    assert levers_page.with_pairs(page) == page and "`precision=fp8`, `parallelism=fsdp_tp,pipeline` |" in page
+    assert levers_page.with_pairs(page) == page and "`precision=fp8`, `parallelism=fsdp_tp,pipeline,mesh` |" in page
