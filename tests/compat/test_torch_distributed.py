@@ -197,3 +197,18 @@ def test_tensors_are_gathered_and_scattered(two_ranks):
     whole, part = torch.empty(4), torch.ones(2)
     torch_distributed_private.all_gather(whole, part, group=dist.group.WORLD)
     torch_distributed_private.reduce_scatter(part, torch.ones(4), group=dist.group.WORLD)
+
+
+def test_fsdp_looks_for_its_modules_when_it_is_asked(two_ranks):
+    """A module that has been taken out when the model runs for the first time is one of the model's all the same."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    for module in (*model, model):
+        fully_shard(module, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    first, second = model
+    torch_distributed_private.find_fsdp_modules(model)
+    with torch_distributed_private.reduced_once(model, stays_gathered=False):
+        model[1] = torch.nn.Identity()
+        second(model(torch.ones(1, 4))).sum().backward()
+        model[1] = second
+    assert first.weight.grad.to_local().shape == (2, 4)
+    assert second.weight.grad.to_local().shape == (2, 4)

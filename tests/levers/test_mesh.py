@@ -59,7 +59,16 @@ def test_the_ranks_of_a_mesh_train_as_one(train, alone, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["qwen3_0_6b", "mistral_7b", "olmo2_1b", "smollm3_3b"])
+@pytest.mark.parametrize("words", ["shard_size=4", "shard_size=2 stages=2", "shard_size=2 replicate_size=2 stages=2"])
+def test_ranks_of_a_stage_share_out_experts(train, words):
+    own = ["model=mixtral_tiny", "model.layers=2", *ROWS[3:]]
+    one = train(*own, "batch.per_device=8").record
+    several = train(*own, *MESH, "parallelism.experts=2", *(f"parallelism.{word}" for word in words.split())).record
+    assert several.training.losses == pytest.approx(one.training.losses, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen2_5_7b", "smollm3_3b"])
 def test_other_families_are_split(train, model):
     """Norms of queries and keys, biases, tied embeddings; words that do not divide by the ranks."""
     sizes = ["model.layers=2", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.feed_forward=48"]
@@ -79,7 +88,9 @@ def test_other_families_are_split(train, model):
         ("stages=2 accumulation.steps=1", "Type accumulation.steps=2, or parallelism.schedule=gpipe"),
         ("stages=2 save.every_steps=1", "checkpoints of parallelism=mesh with stages are not written yet"),
         ("tensor_size=2 loss=chunked", "Choose loss=standard"),
-        ("tensor_size=2 model=mixtral_tiny", "experts are not split in a mesh yet"),
+        ("tensor_size=2 model=mixtral_tiny", "experts are not split with tensor_size yet"),
+        ("experts=4 shard_size=2 model=mixtral_tiny", "2 ranks cannot be put into groups of parallelism.experts=4"),
+        ("experts=2 shard_size=2", "has no experts"),
         ("tensor_size=2 model=gpt2_tiny", "no plan for tensor parallelism"),
         ("tensor_size=2 adapter=lora", "adapter=lora does not go with parallelism=mesh yet"),
         ("tensor_size=2 optim=adafactor", "parts of weights"),

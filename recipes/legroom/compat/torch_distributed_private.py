@@ -204,3 +204,11 @@ def reduced_once(model: Any, stays_gathered: bool) -> Iterator[None]:
         for group in each._fsdp_param_groups:
             group.post_backward()
     state._root_post_backward_final_callback()
+
+
+def find_fsdp_modules(model: Any) -> None:
+    """Lets FSDP look for its modules in a model now, and not in the first forward pass, in which a pipeline's rank has
+    those of one part alone: the others would each be a model of their own."""
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]

@@ -16,15 +16,19 @@ from legroom.errors import Refusal
 DISPATCHED = "ep_dispatch_experts"  # the style of a module whose tokens travel
 
 
-def split(model: PreTrainedModel, size: int, ranks: int, device: str, settings: dict[str, Any]) -> None:
-    """Splits the experts of each layer over `size` ranks, and shards them over the ranks that have the same ones.
+def split(
+    model: PreTrainedModel, size: int, ranks: int, device: str, settings: dict[str, Any], stages: int = 1
+) -> None:
+    """Splits the experts of each layer over `size` of the `ranks` that have it, and shards them over the ranks with the
+    same ones.
 
-    settings: of `fully_shard`. Raises Refusal for a model without a plan, or experts that do not divide.
+    settings: of `fully_shard`. stages: of a pipeline, whose ranks are farthest apart. Raises Refusal for a model
+    without a plan, or experts that do not divide.
     """
     base: Any = model.base_model
     plan = transformers_models_private.expanded(base, transformers_models_private.expert_parallel_plan(model))
     layers = [base.get_submodule(name) for name, style in plan.items() if style == DISPATCHED]
-    if not layers:
+    if DISPATCHED not in transformers_models_private.expert_parallel_plan(model).values():
         raise Refusal(
             f"parallelism.experts={size}: transformers has no plan for experts of {type(model).__name__}. Leave it out."
         )
@@ -33,8 +37,8 @@ def split(model: PreTrainedModel, size: int, ranks: int, device: str, settings: 
             raise Refusal(
                 f"parallelism.experts={size} does not divide the {layer.num_experts} experts of a layer. Change it."
             )
-    mesh = init_device_mesh(device, (ranks // size, size), mesh_dim_names=("copies", "experts"))
-    alone = init_device_mesh(device, (ranks, 1), mesh_dim_names=("batch", "same_batch"))
+    mesh = init_device_mesh(device, (stages, ranks // size, size), mesh_dim_names=("stages", "copies", "experts"))
+    alone = init_device_mesh(device, (stages * ranks, 1), mesh_dim_names=("batch", "same_batch"))
     transformers_models_private.split_experts(base, mesh["experts"], alone["same_batch"], plan)
     settings = settings | {"mesh": mesh["copies"]}
     for layer in layers:

@@ -93,7 +93,9 @@ def shard(cfg: Config, model: PreTrainedModel, device: str, mesh: DeviceMesh | N
         "offload_policy": CPUOffloadPolicy() if parallelism.cpu_offload else OffloadPolicy(),
     }
     if parallelism.experts:
-        experts.split(model, parallelism.experts, rank_info.current_rank().world_size, device, settings)
+        stages = parallelism.stages or 1
+        ranks = rank_info.current_rank().world_size // stages
+        experts.split(model, parallelism.experts, ranks, device, settings, stages)
     model_units = units(model, parallelism.wrap, parallelism.wrap_min_parameters)
     model_units = [unit for unit in model_units if next(unit.parameters(), None) is not None]  # of this rank
     _check_types(cfg, [*model_units, model])

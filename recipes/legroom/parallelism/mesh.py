@@ -113,15 +113,25 @@ def attach(accelerator: Accelerator, model: Any) -> None:
         return
     if not isinstance(model, fsdp.FSDPModule):
         accelerator.prepare_model = functools.partial(accelerator.prepare_model, evaluation_mode=True)  # without DDP
-    accelerator.clip_grad_norm_ = functools.partial(clip, accelerator, mesh)  # type: ignore[method-assign]
+    accelerator.clip_grad_norm_ = functools.partial(clip, accelerator, model, mesh)  # type: ignore[method-assign]
 
 
 @torch.no_grad()
 def clip(
-    accelerator: Accelerator, mesh: DeviceMesh, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
+    accelerator: Accelerator,
+    model: Any,
+    mesh: DeviceMesh,
+    parameters: Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2,
 ) -> Tensor:
     """Clips by the norm over the gradients of all parts, and returns it, (). As `Accelerator.clip_grad_norm_`."""
-    gradients: dict[int, list[Tensor]] = {}  # ranks of a stage with the same part -> parts
+    stage = pipeline.of(model)
+    counted_elsewhere = None  # tied embeddings, which the first stage counts
+    if stage is not None and not stage.has_first:
+        counted_elsewhere = stage.tied
+    gradients: list[Tensor] = []
+    counted: dict[int, list[Tensor]] = {}  # ranks of a stage with the same part -> parts
     for weight in parameters:
         if weight.grad is None:
             continue
@@ -130,15 +140,16 @@ def clip(
         if isinstance(part, DTensor):
             copies //= _sharded_over(part)
             part = part.to_local()
-        gradients.setdefault(copies, []).append(part)
+        gradients.append(part)
+        if weight is not counted_elsewhere:
+            counted.setdefault(copies, []).append(part)
     total = torch.zeros((), device=accelerator.device)
-    for copies, parts in gradients.items():
+    for copies, parts in counted.items():
         total += torch.stack(list(torch_private.norms(parts))).square().sum() / copies
     dist.all_reduce(total)
     norm = total.sqrt()
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for parts in gradients.values():
-        torch_private.multiply(parts, factor)
+    torch_private.multiply(gradients, factor)
     return norm
 
 

@@ -170,6 +170,8 @@ class Pipeline:
         hidden: of the part before, (B, T, D); the first part takes the batch alone. forward: the model, whose call runs
         its hooks, or its forward pass inside of such a call.
         """
+        if isinstance(self.model, FSDPModule):
+            torch_distributed_private.find_fsdp_modules(self.model)
         self.running = part
         if part > 0:
             self.received[part].hidden = hidden

@@ -94,6 +94,7 @@ class _Layers:
         self.size = mesh.size()
         self.rank = mesh.get_local_rank()
         self.splits_tokens = splits_tokens
+        self.distributed: dict[nn.Parameter, nn.Parameter] = {}  # a whole weight -> its parts
         self.gathered: tuple[Tensor, Tensor, _GatheredAgain] | None = None  # by the module that runs
 
     def enter(self, module: nn.Module) -> None:
@@ -178,11 +179,11 @@ class _Layers:
 
     def _distribute(self, module: nn.Module, placements: dict[str, Any]) -> None:
         for name, weight in list(module.named_parameters(recurse=False)):
-            if isinstance(weight, DTensor):  # of a tied layer
-                continue
-            placement = placements.get(name, Replicate())
-            part = distribute_tensor(weight.detach(), self.mesh, [placement], src_data_rank=None)
-            setattr(module, name, nn.Parameter(part, requires_grad=weight.requires_grad))
+            if weight not in self.distributed:  # another module may have it, too: tied embeddings
+                placement = placements.get(name, Replicate())
+                part = distribute_tensor(weight.detach(), self.mesh, [placement], src_data_rank=None)
+                self.distributed[weight] = nn.Parameter(part, requires_grad=weight.requires_grad)
+            setattr(module, name, self.distributed[weight])
 
     def _replace_forward(self, module: nn.Module, run: Callable[..., Any], is_summed: bool = False) -> None:
         """Lets a module compute `run(forward, ...)` on the local parts of its weights. is_summed: adds up gradients of

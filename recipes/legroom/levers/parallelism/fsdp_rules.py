@@ -38,12 +38,16 @@ def problems(cfg: Config) -> list[str]:
         found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
     if own.cpu_offload and not cfg.target.on_gpu:
         found.append("parallelism.cpu_offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
-    found += _experts_problems(cfg) if own.experts else []
+    found += experts_problems(cfg) if own.experts else []
     return found + (_tensor_problems(cfg) if own.kind == "fsdp_tp" else [])
 
 
-def _experts_problems(cfg: Config) -> list[str]:
-    own, model, size, count = cfg.parallelism, cfg.model, cfg.parallelism.experts or 1, cfg.parallelism.num_processes
+def experts_problems(cfg: Config) -> list[str]:
+    """For configurations with parallelism.experts."""
+    own, model, size = cfg.parallelism, cfg.model, cfg.parallelism.experts or 1
+    count = own.num_processes
+    if count is not None and own.kind == "mesh":
+        count = own.fsdp_ranks
     typed = f"parallelism.experts={size}"
     found = [
         f"{typed} does not go with {other}. {instead}"

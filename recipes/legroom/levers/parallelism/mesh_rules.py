@@ -62,6 +62,8 @@ def problems(cfg: Config) -> list[str]:
                 f"loss=chunked works on the whole output layer, and parallelism.tensor_size={own.tensor_size} splits "
                 "it, with its logits. Choose loss=standard."
             )
+    if own.experts:
+        found += fsdp_rules.experts_problems(cfg)
     if own.context:
         found += _context_problems(cfg, own.context, own.tensor_size or 1)
     found += fsdp_rules.machines_problems(cfg, "tensor_size x context", (own.tensor_size or 1) * (own.context or 1))
@@ -88,7 +90,9 @@ def _tensor_problems(cfg: Config, size: int) -> list[str]:
     if cfg.model.pretrained:
         return found  # whether it has a plan is checked when it is loaded
     if cfg.model.experts:
-        found.append(f"{typed}: experts are not split in a mesh yet. Type tensor_size=1, or parallelism=fsdp_tp.")
+        found.append(
+            f"{typed}: experts are not split with tensor_size yet. Type tensor_size=1, or parallelism=fsdp_tp."
+        )
     elif cfg.model.family in model_families.NO_TENSOR_PLAN:
         found.append(
             f"model={cfg.model.name}: transformers has no plan for tensor parallelism of its family. Choose another "
