@@ -268,6 +268,12 @@ def train(make_job, fork_server):
     return train
 
 
+@pytest.fixture(scope="session")
+def saved_llama(train) -> Path:
+    """The folder of a tiny Llama that was trained and saved: tests read it, and train on from it elsewhere."""
+    return train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
+
+
 @pytest.fixture
 def again(make_job, fork_server):
     """again(folder, *words, status="ok", on_message=) -> (record, warnings): a job in a folder that has been used."""

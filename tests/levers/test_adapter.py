@@ -112,9 +112,8 @@ def test_two_ranks_train_the_adapter_that_one_trains(train):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_sharded_ranks_train_the_adapter_that_one_trains_and_save_it(train, again, tmp_path, recipe):
-    base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
-    words = [*LORA, f"model.pretrained={base}", f"recipe={recipe}", "save.final=true"]
+def test_sharded_ranks_train_the_adapter_that_one_trains_and_save_it(train, again, tmp_path, recipe, saved_llama):
+    words = [*LORA, f"model.pretrained={saved_llama}", f"recipe={recipe}", "save.final=true"]
     words += ["optim=sgd", "train.learning_rate=1"]  # its steps are linear in the gradients
     one = train(*words, "batch.per_device=4")
     sharded = [*words, "batch.per_device=2", "parallelism=fsdp", "parallelism.num_processes=2", "save.every_steps=2"]

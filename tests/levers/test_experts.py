@@ -89,9 +89,8 @@ def test_an_older_transformers_is_named(monkeypatch):
     assert any("transformers>=5.23" in line and "5.17.0" in line for line in problems), problems
 
 
-def test_a_model_without_a_plan_is_refused_when_it_is_loaded(train):
-    base = train("model=llama_tiny", "save.final=true").folder / "model"
-    refused = train(f"model.pretrained={base}", *RANKS, "batch.per_device=2", status="refused").record
+def test_a_model_without_a_plan_is_refused_when_it_is_loaded(train, saved_llama):
+    refused = train(f"model.pretrained={saved_llama}", *RANKS, "batch.per_device=2", status="refused").record
     assert "no plan for experts of LlamaForCausalLM" in refused.error.message
 
 

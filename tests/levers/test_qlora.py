@@ -94,10 +94,9 @@ def test_peft_opens_a_saved_qlora_adapter(train, words):
     assert loss.item() == pytest.approx(run.record.evaluation.loss, rel=1e-5) != without.item()
 
 
-def test_pretrained_weights_are_quantised_as_random_ones_are(train):
-    base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
-    _, loaded, _ = built("adapter=qlora", f"model.pretrained={base}")
-    _, whole, _ = built(f"model.pretrained={base}")
+def test_pretrained_weights_are_quantised_as_random_ones_are(train, saved_llama):
+    _, loaded, _ = built("adapter=qlora", f"model.pretrained={saved_llama}")
+    _, whole, _ = built(f"model.pretrained={saved_llama}")
     from bitsandbytes import functional
 
     for name, weight in whole.named_parameters():
@@ -110,10 +109,9 @@ def test_pretrained_weights_are_quantised_as_random_ones_are(train):
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_scales_of_pretrained_weights_are_quantised_where_it_is_asked(train, double):
-    base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
+def test_scales_of_pretrained_weights_are_quantised_where_it_is_asked(train, double, saved_llama):
     words = ["adapter=qlora", f"adapter.double_quant={str(double).lower()}"]
-    for weights in ([f"model.pretrained={base}"], ["model=llama_tiny"]):
+    for weights in ([f"model.pretrained={saved_llama}"], ["model=llama_tiny"]):
         _, model, _ = built(*words, *weights)
         states = [layer.weight.quant_state for layer in model.modules() if hasattr(layer, "quant_state")]
         assert states and all(state.nested == double for state in states)
@@ -211,9 +209,8 @@ def test_two_ranks_train_the_adapter_that_one_trains(train, words):
         torch.testing.assert_close(saved[1][name], weight, rtol=close, atol=close)
 
 
-def test_two_ranks_share_pretrained_weights_that_rank_0_has_quantised(train):
-    base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
-    words = [*QLORA, f"model.pretrained={base}", "train.learning_rate=0.01"]
+def test_two_ranks_share_pretrained_weights_that_rank_0_has_quantised(train, saved_llama):
+    words = [*QLORA, f"model.pretrained={saved_llama}", "train.learning_rate=0.01"]
     one = train(*words, "batch.per_device=4").record
     two = train(*words, "batch.per_device=2", "parallelism=fsdp", "parallelism.num_processes=2").record
     assert two.training.losses == pytest.approx(one.training.losses, rel=1e-5)
@@ -284,5 +281,5 @@ def test_weights_are_loaded_to_the_gpu_of_this_process(monkeypatch):
     cfg, model, _ = built("model=llama_tiny")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     for device, place in (("cuda", torch.device("cuda", 1)), ("cpu", torch.device("cpu"))):
-        told = quantized.loading_arguments(model, 4, torch.bfloat16, device)
+        told = quantized.loading_arguments(model, quantized.Bits(4), torch.bfloat16, device)
         assert told["device_map"] == {"": place} and told["quantization_config"].load_in_4bit
