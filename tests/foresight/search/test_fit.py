@@ -226,6 +226,21 @@ def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_pa
 
 
 @pytest.mark.slow
+def test_extrapolated_passes_wait_for_their_own_collectives(tmp_path):
+    """Whether ranks send longer than they compute, or compute longer."""
+    from legroom.foresight.search import extrapolation, runner
+
+    words = tiny("model.layers=6", "model.width=128", "precision=bf16", "optim=sgd", "parallelism=fsdp")
+    words += ["parallelism.strategy=shard_grad_op", "parallelism.num_processes=4", "gpu.host_factor=0.01"]
+    for link in (1, 100):
+        typed = [*words, "batch.per_device=2", f"gpu.link_gb_per_second={link}"]
+        cfg, _, _ = space.compose_estimate(*typed)
+        (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.kind], str(tmp_path))
+        outcome, _ = runner.predict(typed)
+        assert extrapolation.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_extrapolated_passes_and_optimizers_combine(tmp_path):
     from legroom.foresight.search import extrapolation, runner
 
