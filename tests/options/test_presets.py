@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import CONF, ROOT, compose
 
+from legroom.machine import host
 from legroom.options import overrides, presets
 
 NAMES = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
@@ -57,3 +58,11 @@ def test_a_preset_fits_its_card(known, predicted, name):
     outcome = predicted(f"+experiment={name}", f"gpu={known[name].gpu}")
     assert outcome.estimate.verdict == "fits"
     assert outcome.status == "ok"
+
+
+def test_an_estimate_of_a_preset_without_a_card_names_the_presets(monkeypatch):
+    monkeypatch.setattr(host, "gpus", lambda: ())
+    (problem,) = compose("+experiment=chat_8b_24gb", "recipe=estimate").problems
+    assert problem.endswith("experiment=chat_8b_24gb is made for gpu=rtx4090_24gb.")
+    (problem,) = compose("recipe=estimate").problems
+    assert "is made for" not in problem

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from legroom import config, paths
 from legroom.errors import Refusal
-from legroom.options import hydra_errors, menus, save, scaled_rate, validate
+from legroom.options import gpu, hydra_errors, menus, presets, save, scaled_rate, validate
 from legroom.records import record
 from legroom.records.environment import collect_environment
 
@@ -54,6 +54,7 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
         return None, None, [str(refusal)]
     if not problems:
         problems = validate.choose(cfg)
+    problems = [_with_card_of_preset(problem, choices) for problem in problems]
     resolved = config.to_dict(cfg)
     environment = collect_environment(cfg)
     if paths.own_menus():
@@ -61,6 +62,14 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     key = record.config_key(resolved, environment["versions"])
     warnings = [] if problems else scaled_rate.advice(cfg, overrides, folders)
     return cfg, record.Record(cfg.recipe.kind, overrides, resolved, key, environment, warnings=warnings), problems
+
+
+def _with_card_of_preset(problem: str, choices: dict[str, str]) -> str:
+    """A problem, with the card that the chosen preset is made for where no card was typed."""
+    for preset in presets.presets():
+        if problem.startswith(gpu.NO_GPU) and choices.get("experiment") == preset.name:
+            return f"{problem} experiment={preset.name} is made for gpu={preset.gpu}."
+    return problem
 
 
 def compose(conf: Path, *overrides: str) -> Prepared:

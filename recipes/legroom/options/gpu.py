@@ -14,6 +14,7 @@ NETWORK_OF_ONE_MACHINE = (
     "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or "
     "leave it out."
 )
+NO_GPU = "recipe=estimate: there is no GPU here to predict for."
 
 
 def ranks_per_machine(cfg: Config) -> int:
@@ -41,7 +42,7 @@ def resolve(cfg: Config) -> list[str]:
     if not cfg.predicts or cfg.gpu.kind != "auto" or cfg.device == "cpu":
         return []
     if not host.gpus():
-        return [f"recipe=estimate: there is no GPU here to predict for. Choose one, gpu={gpu_specs.names()}."]
+        return [f"{NO_GPU} Choose one, gpu={gpu_specs.names()}."]
     installed = host.gpus()[0]
     figures = gpu_specs.find(installed.name, installed.memory_bytes)
     if figures is None:
