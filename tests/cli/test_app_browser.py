@@ -15,10 +15,12 @@ from browser import SIZES, launched, opened_page
 from legroom.cli.app.estimates import Estimates
 from legroom.cli.app.form import Form
 from legroom.cli.app.server import Server
+from legroom.options import known_models
 
 pytestmark = pytest.mark.browser
 
-MISTRAL = "https://huggingface.co/mistralai/Mistral-7B-v0.3"
+HUB = "https://huggingface.co/"
+MISTRAL = f"{HUB}mistralai/Mistral-7B-v0.3"
 LARGE = {"precision": "bf16", "batch.per_device": "1"}
 # What is asked, the model that is named or None where it is refused, and what is said.
 QUESTIONS = {
@@ -94,12 +96,16 @@ def test_a_question_is_answered_or_refused_in_one_sentence(browser, address, nam
     headline, text = _asked(page, address, question)
     page.screenshot(path=tmp_path / f"{name}.png", full_page=True)
     if model is None:
-        assert headline == "This cannot be trained as chosen" and said in text
+        offered = page.locator(".card.verdict button.action").count()
+        assert headline == ("Which model is meant?" if offered else "This cannot be trained as chosen")
+        assert said in text
         assert page.text_content(".brief") == f"refused {text}", "what a phone shows above the form"
         assert not re.search(r"[.!?] (?!Choose)\S", text), "one sentence, and what to choose instead"
     else:
-        assert said in headline and text.startswith(model)
-        assert f"model={model}" in page.inner_text("pre.command")
+        hub_ids = [known_models.known().get(model, ("", ""))[1], question["model"].removeprefix(HUB)]
+        assert said in headline and text.startswith((model, *filter(None, hub_ids)))
+        typed = page.inner_text("pre.command").split()
+        assert f"model={model}" in typed or any(f"model.pretrained={hub_id}" in typed for hub_id in hub_ids)
     assert page.errors == []
     page.context.close()
 
