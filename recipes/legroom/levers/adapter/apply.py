@@ -51,16 +51,22 @@ class Apply(Behaviour):
         return with_adapter(self.cfg, model)
 
     def warnings(self, model: Any) -> list[str]:
-        bits = self.cfg.adapter.bits
-        return _plain_layers(self.cfg, model) + (quantized.warnings(model, bits) if bits else [])
+        found = _plain_layers(self.cfg, model)
+        if self.cfg.adapter.bits:
+            found += quantized.warnings(model, self.cfg.adapter.bits)
+        return found
 
 
 def _quantised(cfg: Config, construction: Construction, bits: quantized.Bits) -> PreTrainedModel:
     """The model with linear layers and experts in few bits; one process, and each of DDP's, has them on its GPU."""
-    device = "cpu" if cfg.parallelism.sharded else cfg.target.device  # a whole model that ranks share fits on no GPU
+    device = cfg.target.device
+    if cfg.parallelism.sharded:  # a whole model that ranks share fits on no GPU
+        device = "cpu"
     dtype = getattr(torch, cfg.precision.compute_dtype)
     if not construction.reads_weights:
-        place = device if construction.weights else None
+        place = None
+        if construction.weights:
+            place = device
         return quantized.finish(quantized.random_model(construction.random, bits, dtype, place))
     with torch.device("meta"):
         shape = dataclasses.replace(construction, config=copy.deepcopy(construction.config)).random()
@@ -80,9 +86,12 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
     import peft
 
     _check_targets(cfg, model)
-    adapter, classifies = cfg.adapter, type(model).__name__.endswith("ForSequenceClassification")
-    whole = [*(adapter.modules_to_save or ()), *(head.modules(model) if classifies else ())]
-    task_type = peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM
+    adapter = cfg.adapter
+    whole = list(adapter.modules_to_save or ())
+    task_type = peft.TaskType.CAUSAL_LM
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        whole += head.modules(model)
+        task_type = peft.TaskType.SEQ_CLS
     if adapter.kind == "peft":
         return _with_tuner(cfg, model, tuners.settings(cfg, whole, task_type))
     settings = peft.LoraConfig(
@@ -184,7 +193,12 @@ def _plain_layers(cfg: Config, model: nn.Module) -> list[str]:
         return []
     inner: Any = unwrap.base_model(model)
     targets = cfg.adapter.targets
-    ends = tuple(f".{each}" for each in targets) if isinstance(targets, list) else "" if targets == ALL_LINEAR else ()
+    if targets == ALL_LINEAR:
+        ends: tuple[str, ...] = ("",)  # of any name
+    elif isinstance(targets, list):
+        ends = tuple(f".{target}" for target in targets)
+    else:
+        ends = ()
     plain = [
         name
         for name, module in inner.named_modules()
@@ -204,7 +218,9 @@ def _plain_layers(cfg: Config, model: nn.Module) -> list[str]:
         ("tensors of experts", alone, " Type adapter.expert_rank=8 to train beside them."),
     ):
         if names:
-            examples = names[0] if len(names) == 1 else f"{names[0]}, ..."
+            examples = names[0]
+            if len(names) > 1:
+                examples += ", ..."
             lines.append(
                 f"no adapter lies beside {len(names):,} of the {what}: {examples}. They stay as they are.{instead}"
             )
@@ -216,12 +232,15 @@ def _cast_trained(cfg: Config, model: nn.Module) -> None:
 
     peft leaves the matrices in 32 bits and the rest in the type of the base.
     """
-    of_adapter, of_weights = (
-        getattr(torch, name) for name in (cfg.precision.adapter_dtype, cfg.precision.weights_dtype)
-    )
+    of_adapter = getattr(torch, cfg.precision.adapter_dtype)
+    of_whole = getattr(torch, cfg.precision.weights_dtype)
     for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            weight.data = weight.data.to(of_weights if ".modules_to_save." in name else of_adapter)
+        if not weight.requires_grad:
+            continue
+        if ".modules_to_save." in name:
+            weight.data = weight.data.to(of_whole)
+        else:
+            weight.data = weight.data.to(of_adapter)
 
 
 def _check_norms(cfg: Config, model: Any) -> None:
@@ -242,9 +261,11 @@ def _check_targets(cfg: Config, model: nn.Module) -> None:
     """Raises Refusal for a name of `adapter.targets` or `adapter.modules_to_save` that no layer has."""
     targets, saved = cfg.adapter.targets, cfg.adapter.modules_to_save or []
     layers = [name for name, _ in model.named_modules()]
-    for target in [*(targets if isinstance(targets, list) else ()), *saved]:
-        if not any(name == target or name.endswith(f".{target}") for name in layers):
+    named = [("modules_to_save", layer) for layer in saved]
+    if isinstance(targets, list):
+        named = [("targets", layer) for layer in targets] + named
+    for key, layer in named:
+        if not any(f".{name}".endswith(f".{layer}") for name in layers):
             linear = [name for name, module in model.named_modules() if type(module).__name__ in LINEAR]
             names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            key = "modules_to_save" if target in saved else "targets"
-            raise Refusal(f"adapter.{key}: the model has no layer {target}. Its linear layers are {names}.")
+            raise Refusal(f"adapter.{key}: the model has no layer {layer}. Its linear layers are {names}.")

@@ -33,11 +33,13 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if adapter.kind == "peft":
         return _tuner_problems(cfg)
     gpu = cfg.target.gpu
-    if (adapter.kind == "qlora") != bool(adapter.bits):
-        kind, what = ("qlora", "no bits") if not adapter.bits else ("lora", f"bits: {adapter.bits}")
-        other = "qlora" if adapter.bits else "lora"
-        found.append(f"adapter={adapter.name}: its file has kind: {kind} and {what}. Write kind: {other} there.")
-    if (asked := task.task(cfg)) not in (None, "language_modelling", *task.OF_ROWS):
+    its_file = f"adapter={adapter.name}: its file has"
+    if adapter.kind == "qlora" and not adapter.bits:
+        found.append(f"{its_file} kind: qlora and no bits. Write kind: lora there.")
+    if adapter.kind == "lora" and adapter.bits:
+        found.append(f"{its_file} kind: lora and bits: {adapter.bits}. Write kind: qlora there.")
+    asked = task.task(cfg)
+    if asked not in (None, "language_modelling", *task.OF_ROWS):
         found.append(f"adapter={adapter.name} is not supported with data.task={asked} yet. Leave one of them out.")
     if adapter.bits == 8 and gpu is not None and gpu.capability < INT8_CAPABILITY:
         found.append(
@@ -49,7 +51,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if adapter.alpha == 0:
         found.append("adapter.alpha=0: the adapter would have no gradients. Twice adapter.rank is usual.")
     found += _experts_problems(cfg)
-    names = adapter.targets if isinstance(adapter.targets, list) else [adapter.targets]
+    names = adapter.targets
+    if not isinstance(names, list):
+        names = [names]
     if not names or not all(isinstance(name, str) and name for name in names):
         found.append(
             f"adapter.targets={adapter.targets} names no layers. Type adapter.targets={ALL_LINEAR}, or a list as "
@@ -97,26 +101,30 @@ def _tuner_problems(cfg: Config) -> list[str]:
 
 def not_tried(cfg: Config) -> str | None:
     """Why `fit` leaves an adapter out."""
-    return "its settings are a person's own" if cfg.adapter.kind == "peft" else None
+    if cfg.adapter.kind == "peft":
+        return "its settings are a person's own"
+    return None
 
 
 def warnings(cfg: Config) -> list[str]:
     """A saved adapter is of no use without the weights that it was trained beside."""
-    if not cfg.adapter.is_used:
+    if not cfg.adapter.is_used or cfg.model.pretrained:
         return []
-    found = []
-    if not cfg.model.pretrained and cfg.save.final and not cfg.save.merge:
-        found.append("save.final writes the adapter alone, and not the random weights that it was trained beside.")
-    return found
+    if not cfg.save.final or cfg.save.merge:
+        return []
+    return ["save.final writes the adapter alone, and not the random weights that it was trained beside."]
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No gradients and no optimizer states for the model's own weights."""
     if cfg.adapter.bits:
         return []
-    # Beside random weights an adapter learns next to nothing; who asks for one means others.
-    cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained or cfg.adapter.is_used else None
-    return [Lever(f"adapter={name}", cost) for name in (["qlora"] if cfg.adapter.is_used else ["lora", "qlora"])]
+    if cfg.adapter.is_used:
+        return [Lever("adapter=qlora", Cost.OTHER_WEIGHTS)]
+    cost = None  # beside random weights an adapter learns next to nothing
+    if cfg.model.pretrained:
+        cost = Cost.OTHER_WEIGHTS
+    return [Lever("adapter=lora", cost), Lever("adapter=qlora", cost)]
 
 
 CONFLICTS = (

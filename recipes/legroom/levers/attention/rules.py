@@ -65,11 +65,14 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if name != FLEX and name not in FLASH:
         return []
     if not cfg.target.on_gpu:
-        why = " to train: torch has no backward pass of it on a CPU" if name == FLEX else ""
-        return [f"model.attention={name} needs a GPU{why}. {SDPA}"]
+        if name == FLEX:
+            return [f"model.attention={name} needs a GPU to train: torch has no backward pass of it on a CPU. {SDPA}"]
+        return [f"model.attention={name} needs a GPU. {SDPA}"]
     if cfg.model.dropout and lacks_dropout(name):
         return [f"model.attention={name} has no dropout. Type model.dropout=0, or model.attention=sdpa."]
-    return _flex_problems(cfg) if name == FLEX else _flash_problems(cfg, FLASH[name])
+    if name == FLEX:
+        return _flex_problems(cfg)
+    return _flash_problems(cfg, FLASH[name])
 
 
 def _flash_problems(cfg: Config, package: Package) -> list[str]:
@@ -111,7 +114,9 @@ def warnings(cfg: Config) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """Attention that does not keep the scores of all pairs of tokens."""
-    return [Lever("model.attention=sdpa", helps_in=(PASSES,))] if cfg.model.attention == "eager" else []
+    if cfg.model.attention != "eager":
+        return []
+    return [Lever("model.attention=sdpa", helps_in=(PASSES,))]
 
 
 CONFLICTS = (

@@ -18,7 +18,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """Without the mean: 4 bytes a trained parameter. Another model is evaluated and saved then."""
-    return [Lever("train.ema=null")] if cfg.train.ema is not None else []
+    if cfg.train.ema is None:
+        return []
+    return [Lever("train.ema=null")]
 
 
 CONFLICTS = (

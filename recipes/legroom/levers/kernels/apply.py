@@ -24,7 +24,8 @@ class Apply(Behaviour):
         from transformers.integrations.liger import apply_liger_kernel
 
         base = unwrap.base_model(model)
-        # Any model of a family would get its language model's loss, a classifier too.
-        is_language_model = base.get_output_embeddings() is not None
-        apply_liger_kernel(base, None if is_language_model else {"fused_linear_cross_entropy": False})
+        settings = None
+        if base.get_output_embeddings() is None:  # a classifier, which would get its family's language model's loss
+            settings = {"fused_linear_cross_entropy": False}
+        apply_liger_kernel(base, settings)
         return model

@@ -50,13 +50,17 @@ class Operation:
     def forward(self, logits: Tensor) -> Tensor:
         if self.name == "tanh":
             return logits.tanh()
-        return logits * self.value if self.name == "scale" else logits.to(self.value)
+        if self.name == "scale":
+            return logits * self.value
+        return logits.to(self.value)
 
     def backward(self, gradient: Tensor, result: Tensor) -> Tensor:
         """The gradient of the operation's argument. gradient and result (R, V): of what `forward` has returned."""
         if self.name == "tanh":
             return gradient * (1 - result.to(gradient.dtype).square())
-        return gradient * self.value if self.name == "scale" else gradient
+        if self.name == "scale":
+            return gradient * self.value
+        return gradient
 
 
 class DeferredLogits:
@@ -216,15 +220,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, operations, rows, ignore_index, keeps_gradients):
         device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        dtype = weight.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         needs_hidden, needs_weight, needs_bias = (needed and keeps_gradients for needed in ctx.needs_input_grad[:3])
         with torch.autocast(device, enabled=False):
             hidden = hidden.detach()  # so that no view of it counts as one that needs a gradient
-            matrix, offset = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
+            matrix = weight.detach().to(dtype)
+            offset = None
+            if bias is not None:
+                offset = bias.detach().to(dtype)
             total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-            hidden_gradient = torch.empty_like(hidden) if needs_hidden else None
-            weight_gradient = torch.zeros_like(weight) if needs_weight else None
-            bias_gradient = None if bias is None or not needs_bias else torch.zeros_like(bias)
+            hidden_gradient, weight_gradient, bias_gradient = None, None, None
+            if needs_hidden:
+                hidden_gradient = torch.empty_like(hidden)
+            if needs_weight:
+                weight_gradient = torch.zeros_like(weight)
+            if bias is not None and needs_bias:
+                bias_gradient = torch.zeros_like(bias)
             for start in range(0, len(hidden), rows):
                 chunk, wanted = hidden[start : start + rows].to(dtype), targets[start : start + rows]
                 loss, gradient = _cross_entropy(
@@ -254,8 +267,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("loss=chunked: a second backward pass through the same loss; its gradients are used up.")
         gradients, ctx.gradients = ctx.gradients, None
-        scaled = tuple(each if each is None else each.mul_(outputs[0]) for each in gradients)
-        return (*scaled, None, None, None, None, None)
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.mul_(outputs[0])
+        return (*gradients, None, None, None, None, None)
 
 
 def _add_product(total: Tensor, one: Tensor, other: Tensor) -> None:

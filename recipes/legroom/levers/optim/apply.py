@@ -39,7 +39,9 @@ class StepsInBackward:
         self.optimizer = optimizer
         self._groups: Any = None  # `param_groups` as of the latest look; `load_state_dict` replaces them
         self._owners: dict[int, tuple[Any, dict[str, Any]]] = {}  # id of a weight -> optimizer and group
-        self._step_of_one = _step_of_bitsandbytes(optimizer) if hasattr(optimizer, "update_step") else self._narrowed
+        self._step_of_one = self._narrowed
+        if hasattr(optimizer, "update_step"):
+            self._step_of_one = _step_of_bitsandbytes(optimizer)
         for group in optimizer.param_groups:
             for weight in group["params"]:
                 weight.register_post_accumulate_grad_hook(self._update)

@@ -34,7 +34,10 @@ def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module
     args: the class and its settings are transformers' for `args.optim`, unless FACTORIES has it.
     """
     factory = FACTORIES.get(cfg.optim.algorithm)
-    built = _of_transformers_table(args, model) if factory is None else factory(cfg, args, model)
+    if factory is None:
+        built = _of_transformers_table(args, model)
+    else:
+        built = factory(cfg, args, model)
     for lever in hooks.behaviours(cfg):
         lever.wrap_optimizer(built)
     return built
@@ -137,14 +140,19 @@ def _muon(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Combi
 
 def warnings(cfg: Config, model: torch.nn.Module) -> list[str]:
     """What a person may not expect of the optimizer that was built for this model; a line each."""
-    return _states_in_32_bits(cfg, model) + (_left_to_adamw(model) if cfg.optim.kind == "muon" else [])
+    found = _states_in_32_bits(cfg, model)
+    if cfg.optim.kind == "muon":
+        found += _left_to_adamw(model)
+    return found
 
 
 def _states_in_32_bits(cfg: Config, model: torch.nn.Module) -> list[str]:
     """Shards that have no whole blocks, whose states torchao keeps in 32 bits."""
     if cfg.optim.algorithm not in OF_TORCHAO or not cfg.parallelism.sharded:
         return []
-    block = 128 if cfg.optim.algorithm == "adamw_torch_4bit" else 256  # torchao's own
+    block = 256  # numbers with one scale: torchao's own
+    if cfg.optim.algorithm == "adamw_torch_4bit":
+        block = 128
     shards = [torch_private.local_tensor(weight) for weight in model.parameters() if weight.requires_grad]
     plain = sum(shard.numel() for shard in shards if shard.numel() < 4096 or shard.numel() % block)
     total = sum(shard.numel() for shard in shards)
@@ -163,8 +171,9 @@ def _left_to_adamw(model: torch.nn.Module) -> list[str]:
     others = sum(weight.numel() for weight in inside.values() if weight.dim() > 2)
     if not others:
         return []
+    total = sum(weight.numel() for weight in inside.values())
     return [
-        f"optim=muon: AdamW trains {others:,} of the {sum(w.numel() for w in inside.values()):,} parameters of the "
+        f"optim=muon: AdamW trains {others:,} of the {total:,} parameters of the "
         "layers, which are in tensors of three or more dimensions (experts, convolutions)."
     ]
 

@@ -29,32 +29,44 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
     optim = cfg.optim
     if optim.kind == "factory":  # whose arguments are its own
         return {}
-    args = {"momentum": optim.momentum} | (optim.args or {})
     entries = {
         "optim": optim.transformers_name,
         "adam_beta1": optim.beta1,
         "adam_beta2": optim.beta2,
         "adam_epsilon": optim.epsilon,
-        "optim_args": ",".join(f"{key}={value}" for key, value in args.items() if value is not None) or None,
     }
-    return {key: value for key, value in entries.items() if value is not None}
+    entries = {key: value for key, value in entries.items() if value is not None}
+    args = {"momentum": optim.momentum} | (optim.args or {})
+    typed = [f"{key}={value}" for key, value in args.items() if value is not None]
+    if typed:
+        entries["optim_args"] = ",".join(typed)
+    return entries
 
 
 def resolve(cfg: Config) -> list[str]:
     """Makes the path of a factory's file absolute: it lies in a folder of one's own menus, or where the command is
     typed."""
     file, colon, name = (cfg.optim.factory or "").rpartition(":")
-    if colon:
-        places = [folder / paths.expanded(file) for folder in (*paths.own_menus(), Path.cwd())]
-        cfg.optim.factory = f"{next((place for place in places if place.is_file()), places[-1])}:{name}"
+    if not colon:
+        return []
+    found = Path.cwd() / paths.expanded(file)
+    for folder in paths.own_menus():
+        place = folder / paths.expanded(file)
+        if place.is_file():
+            found = place
+            break
+    cfg.optim.factory = f"{found}:{name}"
     return []
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """What needs all gradients at once, where each weight is updated in the backward pass; and compiled steps."""
     found = _factory_problems(cfg) + _unknown_arguments(cfg)
-    found += _in_backward_problems(cfg) if cfg.optim.in_backward else []
-    return found + (_compiled_step_problems(cfg) if cfg.optim.compiles_step else [])
+    if cfg.optim.in_backward:
+        found += _in_backward_problems(cfg)
+    if cfg.optim.compiles_step:
+        found += _compiled_step_problems(cfg)
+    return found
 
 
 def _factory_problems(cfg: Config) -> list[str]:
@@ -64,16 +76,22 @@ def _factory_problems(cfg: Config) -> list[str]:
         if "factory" in menus.option_values("optim", cfg.optim.name, paths.menus()):
             return [f"{option}: factory is for kind: factory, and its kind is {cfg.optim.kind}."]
         return []  # typed beside another option, which says so itself
-    file, _, name = (factory or "").rpartition(":")
-    package = (factory or "").partition(".")[0]
-    if not factory or (file and not name) or (not file and "." not in factory):
-        return [
-            f"{option} needs the class of its optimizer: optim.factory=package.module.Lion, or "
-            "optim.factory=mine.py:Lion."
-        ]
-    if file and not Path(file).is_file():
-        return [f"{option}: factory: {factory}, and there is no such file."]
-    if not file and not host.has(package):
+    needed = (
+        f"{option} needs the class of its optimizer: optim.factory=package.module.Lion, or optim.factory=mine.py:Lion."
+    )
+    if not factory:
+        return [needed]
+    file, _, name = factory.rpartition(":")
+    if file:
+        if not name:
+            return [needed]
+        if not Path(file).is_file():
+            return [f"{option}: factory: {factory}, and there is no such file."]
+        return []
+    package, dot, _ = factory.partition(".")
+    if not dot:
+        return [needed]
+    if not host.has(package):
         return [f"{option}: factory: {factory}, and the package {package} is not installed."]
     return []
 
@@ -104,13 +122,15 @@ def _compiled_step_problems(cfg: Config) -> list[str]:
 
 def warnings(cfg: Config) -> list[str]:
     """What the memory ledger does not see, and states whose rounding lets single weights leap."""
-    found = [LEAPS.format(cfg.optim.name)] if cfg.optim.facts.rounds_to_zero else []
-    if not cfg.optim.compiles_step or not cfg.target.on_gpu or not cfg.measure.ledger:
-        return found
-    return found + [
-        f"optim={cfg.optim.name}: the five parts of memory are of its step as it is written; the training compiles it, "
-        "and it takes less besides weights, gradients and states."
-    ]
+    found = []
+    if cfg.optim.facts.rounds_to_zero:
+        found.append(LEAPS.format(cfg.optim.name))
+    if cfg.optim.compiles_step and cfg.target.on_gpu and cfg.measure.ledger:
+        found.append(
+            f"optim={cfg.optim.name}: the five parts of memory are of its step as it is written; the training compiles "
+            "it, and it takes less besides weights, gradients and states."
+        )
+    return found
 
 
 def _in_backward_problems(cfg: Config) -> list[str]:
@@ -132,7 +152,8 @@ def _in_backward_problems(cfg: Config) -> list[str]:
 def _in_backward_lever(cfg: Config) -> list[Lever]:
     """Gradients that do not outlive their weight's step; without clipping, which needs all of them."""
     changed = copy.deepcopy(cfg)
-    changed.optim.in_backward, changed.train.max_grad_norm = True, 0.0
+    changed.optim.in_backward = True
+    changed.train.max_grad_norm = 0.0
     if cfg.optim.in_backward is not False or _in_backward_problems(changed):  # None: the option lacks the key
         return []
     if not cfg.train.max_grad_norm:
@@ -144,12 +165,16 @@ def memory_levers(cfg: Config) -> list[Lever]:
     """Optimizers with smaller states, or with smaller temporaries in the step; steps inside the backward pass."""
     algorithm, adamw = cfg.optim.algorithm, is_adamw(cfg)
     whole_weights = cfg.parallelism.kind in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
-    fused = Cost.NO_SPEED if adamw and algorithm == ADAMW["adamw"] else None
+    fused_cost, states_cost = None, None
+    if adamw and algorithm == ADAMW["adamw"]:
+        fused_cost = Cost.NO_SPEED
+    if adamw and whole_weights:
+        states_cost = Cost.LOW_PRECISION_STATES
     levers = {
         # The fused kernel has no temporary copy of all weights.
-        ADAMW["adamw_fused"]: Lever("optim=adamw_fused", fused, (STEP,)),
+        ADAMW["adamw_fused"]: Lever("optim=adamw_fused", fused_cost, (STEP,)),
         "adafactor": Lever("optim=adafactor"),
-        "adamw_bnb_8bit": Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if adamw and whole_weights else None),
+        "adamw_bnb_8bit": Lever("optim=adam8bit", states_cost),
     }
     return [lever for made, lever in levers.items() if made != algorithm] + _in_backward_lever(cfg)
 
@@ -159,9 +184,12 @@ def is_adamw(cfg: Config) -> bool:
     values."""
     if cfg.optim.algorithm not in ADAMW.values():
         return False
+    if cfg.optim.name in ADAMW:
+        return True
+    if cfg.optim.args:
+        return False
     plain = menus.option_values("optim", "adamw", [paths.CONF])
-    own = {key: getattr(cfg.optim, key) for key in ("beta1", "beta2", "epsilon")}
-    return cfg.optim.name in ADAMW or (not cfg.optim.args and all(plain[key] == own[key] for key in own))
+    return all(plain[key] == getattr(cfg.optim, key) for key in ("beta1", "beta2", "epsilon"))
 
 
 def not_tried(cfg: Config) -> str | None:
@@ -184,12 +212,16 @@ def alike(cfg: Config) -> tuple[str, ...]:
 
 def alike_in_backward(cfg: Config) -> tuple[bool, ...]:
     """Without clipping, steps inside the backward pass compute what steps after it do."""
-    return () if cfg.train.max_grad_norm or cfg.optim.in_backward is None else (False, True)
+    if cfg.train.max_grad_norm or cfg.optim.in_backward is None:
+        return ()
+    return (False, True)
 
 
 def without_clipping(cfg: Config, in_backward: bool) -> dict[str, Any]:
     """What steps inside the backward pass need besides."""
-    return {CLIPPING: 0.0} if in_backward and cfg.train.max_grad_norm else {}
+    if in_backward and cfg.train.max_grad_norm:
+        return {CLIPPING: 0.0}
+    return {}
 
 
 CONFLICTS = (

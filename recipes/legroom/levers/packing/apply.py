@@ -82,7 +82,9 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
 
 def _mask(model: Any, positions: torch.Tensor) -> dict[str, Any]:
     device = positions.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+    dtype = model.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     return {"attention_mask": mask(positions, dtype)}
 
 

@@ -16,7 +16,9 @@ def resolve(cfg: Config) -> list[str]:
         types.weights = types.usual_weights
         if zero and types.kind == "bf16":  # DeepSpeed's own mode
             types.weights = "bf16"
-    types.copies = "fp32" if zero and types.weights == "bf16" else None
+    types.copies = None
+    if zero and types.weights == "bf16":
+        types.copies = "fp32"
     if not cfg.adapter.is_used:
         types.base = None
         types.adapter = None
@@ -24,17 +26,22 @@ def resolve(cfg: Config) -> list[str]:
     if types.base is None:  # frozen weights have the type of the products
         types.base = types.autocast or types.usual_weights
     if types.adapter is None:
-        types.adapter = types.weights if zero else types.usual_weights
+        types.adapter = types.usual_weights
+        if zero:
+            types.adapter = types.weights
     return []
 
 
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
+    tf32 = None
+    if cfg.target.on_gpu:
+        tf32 = cfg.precision.kind == "tf32"
     return {
         "fp16": cfg.precision.kind == "fp16",
         # With fp32 copies it asks for DeepSpeed's bf16 mode, which is no autocast; an estimate has no DeepSpeed.
         "bf16": cfg.precision.autocast == "bf16" and not (cfg.predicts and cfg.precision.copies),
-        "tf32": cfg.precision.kind == "tf32" if cfg.target.on_gpu else None,
+        "tf32": tf32,
     }
 
 
@@ -59,11 +66,14 @@ def _type_problems(cfg: Config, given: Collection[str]) -> list[str]:
             f"precision.reduction is not used by {mode}, which adds up gradients in their own type. {instead}, or "
             "leave it out."
         )
-    allowed = ("fp32", types.autocast) if types.autocast else ("bf16",)
+    computes_in = types.autocast or "bf16"
+    allowed = {computes_in}
+    if types.autocast:  # which casts what is wider
+        allowed.add("fp32")
     if types.kind in ("fp16", "bf16", "bf16_pure") and types.base is not None and types.base not in allowed:
         found.append(
-            f"precision.base={types.base} does not go with precision={types.name}, which computes in "
-            f"{types.autocast or 'bf16'}. Type precision.base={allowed[-1]}."
+            f"precision.base={types.base} does not go with precision={types.name}, which computes in {computes_in}. "
+            f"Type precision.base={computes_in}."
         )
     if types.autocast == "fp16" and "bf16" in (types.weights, types.adapter):
         found.append(
@@ -96,11 +106,13 @@ def memory_levers(cfg: Config) -> list[Lever]:
     kind, gpu = cfg.precision.kind, cfg.target.gpu
     has_bf16 = gpu is None or gpu.capability >= (8, 0)
     wide = kind in ("fp32", "tf32")
-    costs = {
-        "fp16": Cost.LOW_PRECISION_PRODUCTS if wide and not has_bf16 else None,
-        "bf16": Cost.LOW_PRECISION_PRODUCTS if wide and has_bf16 else None,
-        "bf16_pure": Cost.LOW_PRECISION_WEIGHTS if has_bf16 else None,
-    }
+    costs: dict[str, Cost | None] = dict.fromkeys(("fp16", "bf16", "bf16_pure"))
+    if wide and has_bf16:
+        costs["bf16"] = Cost.LOW_PRECISION_PRODUCTS
+    elif wide:
+        costs["fp16"] = Cost.LOW_PRECISION_PRODUCTS
+    if has_bf16:
+        costs["bf16_pure"] = Cost.LOW_PRECISION_WEIGHTS
     parts = {"fp16": (PASSES,), "bf16": (PASSES,), "bf16_pure": (STEP,)}
     if cfg.adapter.is_used or cfg.parallelism.kind == "zero":  # weights of 16 bits are held at any time
         parts = dict.fromkeys(costs, (PASSES, STEP))
@@ -117,8 +129,15 @@ CONFLICTS = (
     ),
 )
 
-TIMES = "the estimate does not know the times of 8-bit products"
-SEARCH = (Dimension("precision", 10, None, True, not_tried=lambda cfg: TIMES if cfg.precision.kind == "fp8" else None),)
+
+def not_tried(cfg: Config) -> str | None:
+    """Why `fit` leaves a precision out."""
+    if cfg.precision.kind == "fp8":
+        return "the estimate does not know the times of 8-bit products"
+    return None
+
+
+SEARCH = (Dimension("precision", 10, None, True, not_tried=not_tried),)
 
 
 def chosen(cfg: Config) -> bool:
