@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from conftest import compose
@@ -59,6 +61,18 @@ def test_the_ranks_of_a_mesh_train_as_one(train, alone, words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", ["tensor_size=2", "tensor_size=2 stages=2"])
+def test_rows_of_different_lengths_train_as_one(train, tmp_path, words):
+    lines = [{"prompt": "a" * (2 + 5 * n % 17), "completion": "bc " * (1 + 3 * n % 7)} for n in range(16)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = [ROWS[0], *ROWS[2:4], *ROWS[5:9], "model.layers=2", "data=chat", f"data.path={tmp_path}/rows.jsonl"]
+    own += ["data.seq_len=64", "model.positions=64"]
+    one = train(*own, "batch.per_device=8").record
+    several = train(*own, *MESH[:2], "batch.per_device=4", *(f"parallelism.{word}" for word in words.split())).record
+    assert several.training.losses == pytest.approx(one.training.losses, rel=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["shard_size=4", "shard_size=2 stages=2", "shard_size=2 replicate_size=2 stages=2"])
 def test_ranks_of_a_stage_share_out_experts(train, words):
     own = ["model=mixtral_tiny", "model.layers=2", *ROWS[3:]]
@@ -95,11 +109,12 @@ def test_other_families_are_split(train, model):
         ("tensor_size=2 adapter=lora", "adapter=lora does not go with parallelism=mesh yet"),
         ("tensor_size=2 optim=adafactor", "parts of weights"),
         ("chunks=2", "parallelism.stages=2 or more"),
+        ("tensor_size=4 data=chat data.path=x data.pad_to_multiple_of=2", "Type data.pad_to_multiple_of=4"),
     ],
 )
 def test_it_is_refused_in_words(words, said):
     typed = [
-        word if "." in word or word.startswith(("loss", "model", "adapter", "optim")) else f"parallelism.{word}"
+        word if "." in word or word.startswith(("loss", "model", "adapter", "optim", "data")) else f"parallelism.{word}"
         for word in words.split()
     ]
     base = ["device=cpu", "model=llama_tiny", "model.kv_heads=4", "model.layers=4", "accumulation.steps=4", *MESH]

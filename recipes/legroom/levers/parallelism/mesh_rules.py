@@ -72,6 +72,14 @@ def problems(cfg: Config) -> list[str]:
             f"data.seq_len={cfg.data.seq_len} cannot be shared out over {own.token_parts} ranks (context and, with "
             "sequence_parallel, tensor_size). Change one of them."
         )
+    if own.splits_tokens and cfg.data.kind not in ("dummy", "source"):
+        multiple = cfg.data.pad_to_multiple_of or 1
+        if multiple % own.token_parts:
+            found.append(
+                f"data.pad_to_multiple_of={multiple}: the tokens of a padded row cannot be shared out over "
+                f"{own.token_parts} ranks (context and, with sequence_parallel, tensor_size). Type "
+                f"data.pad_to_multiple_of={own.token_parts}."
+            )
     if own.stages:
         found += pipeline_rules.problems(cfg)
         if cfg.save.every_steps or cfg.save.best or cfg.resume:
