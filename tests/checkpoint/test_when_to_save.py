@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -33,7 +34,8 @@ def made(plain, tmp_path):
 
     def made(every=None, final=False, on_signal=True, start=None, mode="single", folder=tmp_path, evaluated=None):
         save = SimpleNamespace(every_steps=every, final=final, on_signal=on_signal, keep=2, best=False)
-        cfg = SimpleNamespace(save=save, resume=None, parallelism=SimpleNamespace(kind=mode))
+        parallelism = dataclasses.replace(plain.parallelism, kind=mode)
+        cfg = SimpleNamespace(save=save, resume=None, parallelism=parallelism)
         cfg.eval, cfg.train = SimpleNamespace(precision=evaluated), SimpleNamespace(on_nan="stop")
         warned = []
         progress = SimpleNamespace(warn=warned.append, phase="train", enter=lambda *each, **more: warned.append(each))

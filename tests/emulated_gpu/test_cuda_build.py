@@ -34,6 +34,7 @@ T4 = Card("Tesla T4", "7.5", 40, 15_828_320_256, 200 * MIB)
 PRELUDE = """
 import json
 import os
+import sys
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -90,6 +91,15 @@ dist.init_process_group("nccl", rank=0, world_size=8, store=store)
 """
 
 
+# Without Python's own end, in which one of some 700 such processes was aborted behind its answer ("terminate called
+# without an active exception"): as when a thread of autograd asks for the interpreter there, and Python before 3.14
+# unwinds it through C++ that allows no unwinding.
+ENDS = """
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
 def cuda_major() -> int:
     text = (Path(CUDA_TORCH or "") / "torch" / "version.py").read_text()
     return int(text.split("cuda: Optional[str] = ")[1].split("'")[1].split(".")[0])
@@ -103,7 +113,7 @@ def on_gpu():
         environment = emulated_gpu.environment(card, cuda_major(), {**os.environ, **variables})
         recipes = Path(emulated_gpu.__file__).parents[2]
         environment["PYTHONPATH"] = os.pathsep.join([str(CUDA_TORCH), str(recipes)])
-        code = PRELUDE + textwrap.dedent(code)
+        code = PRELUDE + textwrap.dedent(code) + ENDS
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-6000:]
         return json.loads(done.stdout.splitlines()[-1])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import context_ranks
 import torch
 import torch.distributed as dist
 
+from legroom.config.menus import Parallelism
 from legroom.data.data_loader import Batch
 from legroom.errors import Refusal
 from legroom.models import behaviour, shifted_loss
@@ -16,7 +16,17 @@ from legroom.parallelism import pipeline
 
 tiny, TASK, T = context_ranks.tiny, context_ranks.TASK, context_ranks.T
 SHARES = [0.25, 0.75]
-OWN = SimpleNamespace(together=2, schedule="gpipe", chunks=None)
+OWN = Parallelism(  # as `options.compose` leaves it
+    name="pipeline",
+    kind="pipeline",
+    stages=2,
+    schedule="gpipe",
+    chunks=None,
+    context=None,
+    tensor_size=None,  # type: ignore[arg-type]
+    sequence_parallel=None,  # type: ignore[arg-type]
+    sync_each_batch=None,
+)
 
 
 def compare(kinds: list[str], folder: Path) -> dict[str, str]:
