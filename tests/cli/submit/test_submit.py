@@ -128,6 +128,15 @@ def test_a_checkout_writes_the_file_with_the_estimates_sizes_and_imports_no_torc
     assert "data.path=/runs/corpus" in command_line and "parallelism.num_processes=2" in command_line
 
 
+def test_a_machine_of_a_cloud_stands_for_its_gpus(submit, tmp_path):
+    words = [word for word in TRAINING if not word.startswith("gpu=")]
+    words += ["gpu=aws/p5.48xlarge", "parallelism=ddp", "parallelism.num_processes=16"]
+    code, out, err = submit("slurm", "/runs/a", *words)
+    assert code == 0 and "2 machines, on each 8 x NVIDIA H100 80GB HBM3, 8 ranks" in out, err
+    written = (tmp_path / "a.sbatch").read_text()
+    assert "--gpus-per-node=8" in written and "gpu=" not in written.split("training=")[1]
+
+
 def test_go_hands_the_file_over_and_has_its_exit_code(submit, tmp_path, monkeypatch):
     program = tmp_path / "bin" / "sbatch"
     program.parent.mkdir()

@@ -16,6 +16,7 @@ import pytest
 import schema_check
 import yaml
 
+from legroom.cli.submit import command
 from legroom.cli.submit.job import PREEMPTED, Job
 from legroom.cli.submit.settings import Settings
 from legroom.units import GIB
@@ -236,3 +237,8 @@ def test_a_batch_script_has_a_task_for_each_rank():
 def test_the_time_limit_is_what_was_typed_or_the_trainings_own(hours, seconds, clock):
     job = dataclasses.replace(EIGHT, seconds=seconds)
     assert sbatch_options(job, Settings(hours=hours)).get("time") == clock
+
+
+def test_a_line_break_in_what_was_typed_ends_no_comment():
+    heading = command.heading(EIGHT, ["legroom", "submit", "slurm", "/runs/a", "data.template=a\nreboot"])
+    assert "# reboot'" in heading and all(line.startswith("# ") for line in heading.splitlines())

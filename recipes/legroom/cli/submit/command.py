@@ -32,6 +32,7 @@ from legroom.errors import Refusal
 from legroom.foresight import instant
 from legroom.foresight.search import space
 from legroom.jobs import launch, supervise
+from legroom.machine import instances
 from legroom.options import model_names
 from legroom.records.record import Record, verdict_of
 
@@ -84,7 +85,8 @@ def main(argv: list[str]) -> int:
 
 def heading(job: Job, typed: list[str]) -> str:
     """The comment at the head of a file: what made it, and the sizes that it has."""
-    return "".join(f"# {line}\n" for line in ["Written by", f"  {shlex.join(typed)}", *job.sizes()])
+    text = "\n".join(["Written by", f"  {shlex.join(typed)}", *job.sizes()])
+    return "".join(f"# {line}\n" for line in text.splitlines())  # what was typed may have lines of its own
 
 
 # --- what was typed --------------------------------------------------------------------------------------
@@ -124,7 +126,8 @@ def _check_place(arguments: argparse.Namespace, target: ModuleType, file: Path) 
 
 
 def _overrides(typed: list[str]) -> list[str]:
-    """The overrides with models by their names in the menu. Raises Refusal for what the file has to decide."""
+    """The overrides with models and machines of clouds by their names in the menus. Raises Refusal for what the file has
+    to decide."""
     for text in typed:
         key = text.lstrip("+~").partition("=")[0]
         if key in OWN_KEYS:
@@ -134,7 +137,7 @@ def _overrides(typed: list[str]) -> list[str]:
     overrides, notes = model_names.in_overrides(typed, paths.menus())
     for note in notes:
         console.say(note)
-    return overrides
+    return instances.in_overrides(overrides)
 
 
 def _check_paths(overrides: list[str], folder: str) -> None:
