@@ -14,6 +14,7 @@ from legroom.foresight.search import request
 from legroom.foresight.search.request import Options, Place
 from legroom.machine import instances
 from legroom.options import gpu as gpu_options
+from legroom.report.page import settings
 
 P5 = "aws/p5.48xlarge"
 TINY = ["recipe=estimate", "model=bert_tiny"]
@@ -66,6 +67,29 @@ def test_more_ranks_are_more_machines_and_their_network():
     cfg = estimated(P5, "parallelism=fsdp", "parallelism.num_processes=16")
     assert (cfg.gpu.machines, cfg.gpu.machine_link_gb_per_second) == (2, 400)
     assert (cfg.gpu.price_per_hour or 0) * 16 == pytest.approx(2 * price_of(P5))
+
+
+def test_more_machines_than_are_needed_are_paid_for():
+    cfg = estimated(P5, "parallelism=fsdp", "parallelism.num_processes=8", "gpu.machines=2")
+    assert (cfg.gpu.machines, cfg.gpu.machine_link_gb_per_second) == (2, 400)
+    assert (cfg.gpu.price_per_hour or 0) * 8 == pytest.approx(2 * price_of(P5))
+    assert any("8 of 16 GPUs train" in line for line in gpu_options.warnings(cfg))
+
+
+def test_fewer_machines_than_have_so_many_gpus_are_refused():
+    typed = [*TINY, f"gpu={P5}", "parallelism=fsdp", "parallelism.num_processes=32", "gpu.machines=2"]
+    _, _, problems = compose(*instances.in_overrides(typed))
+    assert problems == [
+        f"gpu.machines=2 of {P5} have 16 GPUs, and 32 ranks need 4 of these machines. Leave gpu.machines out."
+    ]
+
+
+@pytest.mark.parametrize("typed_too", [[], ["parallelism.num_processes=16", "gpu.machines=2"]], ids=str)
+def test_the_command_to_train_names_no_machine_which_a_training_refuses(typed_too):
+    typed = [*TINY, f"gpu={P5}", "parallelism=ddp", *typed_too]
+    outcome = compose(*instances.in_overrides(typed)).record
+    assert outcome is not None
+    assert settings.to_train(outcome).endswith(" ".join(["model=bert_tiny parallelism=ddp", *typed_too[:1]]))
 
 
 def test_what_is_typed_stays():

@@ -135,3 +135,9 @@ def test_a_peak_that_is_missing_is_asked_for():
 def test_a_capability_that_is_none_is_refused(capability):
     (problem,) = compose("recipe=estimate", "gpu=a100_40gb", f"gpu.capability={capability}").problems
     assert f"gpu.capability={capability}" in problem and "Type it as in gpu.capability=8.6" in problem
+
+
+def test_a_power_limit_is_a_share_and_no_watts():
+    assert not compose("recipe=estimate", "gpu=h100_80gb", "gpu.power_limit=1").problems
+    (problem,) = compose("recipe=estimate", "gpu=h100_80gb", "gpu.power_limit=500").problems
+    assert problem.startswith("gpu.power_limit=500: it is a share")

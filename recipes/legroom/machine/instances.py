@@ -38,11 +38,11 @@ class Instance:
         """How many of them so many GPUs are."""
         return math.ceil(ranks / self.gpus) if self.gpus else 1
 
-    def price_of_gpu(self, ranks: int) -> float | None:
-        """What each of so many GPUs costs in an hour, where whole machines are paid for."""
+    def price_of_gpu(self, ranks: int, machines: int = 1) -> float | None:
+        """What each of so many GPUs costs in an hour, where whole machines are paid for: so many of them, or more."""
         if self.price is None or self.gpus is None:
             return self.price
-        return self.price * self.machines(ranks) / ranks
+        return self.price * max(machines, self.machines(ranks)) / ranks
 
     @property
     def price_text(self) -> str:

@@ -1,7 +1,7 @@
 """gpu: the figures of GPUs, from the menu. One source for predictions and for MFU's denominator."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from legroom import config
@@ -14,6 +14,8 @@ NETWORK_OF_ONE_MACHINE = (
     "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or "
     "leave it out."
 )
+# Keys that no training takes: it has the machines that it is started on.
+OF_ESTIMATES = ("gpu.instance", "gpu.machines", "gpu.machine_link_gb_per_second")
 NO_GPU = "recipe=estimate: there is no GPU here to predict for."
 
 
@@ -72,6 +74,7 @@ def _resolve_instance(cfg: Config) -> list[str]:
     if cfg.gpu.kind != "auto":
         return [f"gpu.instance={name} has a GPU of its own. Type gpu={instance.name}, without gpu={cfg.gpu.name}."]
     ranks = cfg.parallelism.num_processes or 1
+    typed = cfg.gpu.machines or 1
     values: dict[str, Any] = {**instance.card, "name": instance.name, "kind": "card"}
     for key in gpu_specs.NOT_OF_A_SHEET:
         values[key] = getattr(cfg.gpu, key)
@@ -79,8 +82,8 @@ def _resolve_instance(cfg: Config) -> list[str]:
     if values["host_memory_gib"] is None:
         values["host_memory_gib"] = instance.host_memory_gib
     if values["price_per_hour"] is None:
-        values["price_per_hour"] = instance.price_of_gpu(ranks)
-    if (values["machines"] or 1) == 1:
+        values["price_per_hour"] = instance.price_of_gpu(ranks, typed)
+    if typed == 1:
         values["machines"] = instance.machines(ranks)
     if values["machines"] > 1 and values["machine_link_gb_per_second"] is None and instance.network_gbit:
         values["machine_link_gb_per_second"] = instance.network_gbit / 8
@@ -96,7 +99,7 @@ def warnings(cfg: Config) -> list[str]:
         return []
     lines = [f"{instance.name}: {instance.text}."]
     ranks = cfg.parallelism.num_processes or 1
-    paid = instance.machines(ranks) * (instance.gpus or ranks)
+    paid = max(cfg.gpu.machines or 1, instance.machines(ranks)) * (instance.gpus or ranks)
     if paid > ranks:
         lines.append(
             f"{instance.name}: {ranks} of {paid} GPUs train, and the price is that of whole machines. "
@@ -105,15 +108,32 @@ def warnings(cfg: Config) -> list[str]:
     return lines
 
 
+def of_training(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a training, without what only an estimate has to be told of machines."""
+    kept = []
+    for override in overrides:
+        if override != "gpu=auto" and override.partition("=")[0] not in OF_ESTIMATES:
+            kept.append(override)
+    return kept
+
+
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A training run may name the installed GPU only, as the commands that fit prints do; an estimate has no CPU."""
-    lines = _option_problems(cfg)
+    lines = _option_problems(cfg) + _power_problems(cfg)
     if (cfg.gpu.machines or 1) > 1:
         return lines + _machines_problems(cfg)
     lines += _peak_problems(cfg)
     if cfg.predicts and cfg.gpu.machine_link_gb_per_second is not None:
         lines.append(NETWORK_OF_ONE_MACHINE)
     return lines
+
+
+def _power_problems(cfg: Config) -> list[str]:
+    """Watts in place of a share, which would make a board a hundred times as fast."""
+    share = cfg.gpu.power_limit
+    if share is None or share <= 1:
+        return []
+    return [f"gpu.power_limit={share:g}: it is a share of the board's default power, at most 1: 500 of 700 W are 0.71."]
 
 
 def _peak_problems(cfg: Config) -> list[str]:
@@ -157,6 +177,12 @@ def _machines_problems(cfg: Config) -> list[str]:
         lines.append(
             f"parallelism.num_processes={ranks} is the number of ranks of all machines, and cannot be divided equally "
             f"among gpu.machines={machines}. Type parallelism.num_processes={next_multiple}, or another multiple."
+        )
+    instance = instances.find(cfg.gpu.instance) if cfg.gpu.instance else None
+    if instance is not None and machines < instance.machines(ranks):
+        lines.append(
+            f"gpu.machines={machines} of {instance.name} have {machines * (instance.gpus or 1)} GPUs, and {ranks} ranks "
+            f"need {instance.machines(ranks)} of these machines. Leave gpu.machines out."
         )
     return lines
 

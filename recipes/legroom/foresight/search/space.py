@@ -15,6 +15,7 @@ from legroom.config import Config
 from legroom.levers.parallelism.rules import CONTEXT, SYNC_EACH_BATCH, replicas
 from legroom.machine import host
 from legroom.options import compose, hooks, hydra_errors, overrides, own_weights, train, validate
+from legroom.options import gpu as gpu_options
 
 BATCH = "batch.per_device"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
@@ -110,7 +111,7 @@ class SearchSpace:
 
     def command(self, chosen: dict[str, Any]) -> str:
         """What to type to train a choice, from pretrained weights on one's own rows where sizes stood in for them."""
-        typed = own_weights.filled_in(self.overrides_of(chosen), self.base)
+        typed = own_weights.filled_in(gpu_options.of_training(self.overrides_of(chosen)), self.base)
         return f"{invocation.command()} {shlex.join([*paths.menus_as_typed(), *typed])}"
 
     def possible(self, chosen: dict[str, Any]) -> bool:

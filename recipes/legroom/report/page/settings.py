@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from legroom import invocation, paths, yaml_table
 from legroom.config import GROUPS, from_dict
+from legroom.options import gpu as gpu_options
 from legroom.options import menus, own_weights
 from legroom.records.record import WEIGHTS, Record
 
@@ -65,7 +66,7 @@ def to_train(record: Record, changes: Sequence[str] = ()) -> str:
     Where the estimate had sizes and random ids, the command names pretrained weights and a person's own rows.
     """
     typed = [override for override in record.overrides if not override.startswith(("recipe", "estimate."))]
-    changed = [*_without(typed, changes), *changes]
+    changed = gpu_options.of_training([*_without(typed, changes), *changes])
     return _command_line(record, own_weights.filled_in(changed, from_dict(record.config)))
 
 
