@@ -10,10 +10,11 @@ from conftest import compose
 from legroom.cli import fit
 from legroom.errors import Refusal
 from legroom.estimator import cards
-from legroom.foresight.search import request
+from legroom.foresight.search import plan, request
 from legroom.foresight.search.request import Options, Place
 from legroom.machine import instances
 from legroom.options import gpu as gpu_options
+from legroom.options import validate
 from legroom.report.page import settings
 
 P5 = "aws/p5.48xlarge"
@@ -122,6 +123,18 @@ def test_fit_searches_machines_and_knows_their_prices():
     assert Place(P5, 8).label == f"8 x {P5}"
     _, _, problems = request.read_places(["gpu=aws/p5,l4_24gb"], Options())
     assert problems and "no such instance" in problems[0]
+
+
+def test_a_search_over_the_gpus_of_a_machine_has_configurations():
+    """What is validated again, with another mode, keeps the machine and its price."""
+    (place,), others, _ = request.read_places([f"gpu={P5}", "model=bert_tiny", "batch.effective=64"], Options(gpus=8))
+    search, problems = plan.plan(place.overrides(others, Options()), Options(gpus=8))
+    assert search is not None, problems
+    assert search.values["parallelism"] and not any(P5 in line for line in search.left_out)
+    chosen = {"parallelism": search.values["parallelism"][-1]}
+    assert not validate.validate(search.config(chosen))
+    assert (search.config(chosen).gpu.price_per_hour or 0) * 8 == pytest.approx(price_of(P5))
+    assert "gpu" not in search.command(chosen)
 
 
 def test_the_cards_of_check_have_such_names():

@@ -71,6 +71,8 @@ def _resolve_instance(cfg: Config) -> list[str]:
     instance = instances.find(name)
     if instance is None:
         return [instances.unknown(name)]
+    if cfg.gpu.name == instance.name:  # resolved before: a search validates changed copies of a configuration
+        return []
     if cfg.gpu.kind != "auto":
         return [f"gpu.instance={name} has a GPU of its own. Type gpu={instance.name}, without gpu={cfg.gpu.name}."]
     ranks = cfg.parallelism.num_processes or 1

@@ -75,6 +75,15 @@ def test_the_best_row_fits_or_is_said_to_come_closest(search, left, line):
     assert f"1. {search.command({'checkpointing': 'full'})}\n2. " in text
 
 
+def test_the_estimate_of_a_row_names_the_machine_and_its_training_does_not(search):
+    """A training is refused where it names a machine of a cloud, or a number of machines."""
+    on_machines = copy.copy(search)
+    on_machines.overrides = [*search.overrides, "gpu=auto", "gpu.instance=aws/p5.48xlarge", "gpu.machines=2"]
+    text = said(on_machines, found(on_machines, 200, checkpointing="full"))
+    assert "recipe=estimate gpu=aws/p5.48xlarge gpu.machines=2" in text
+    assert "aws" not in on_machines.command({"checkpointing": "full"}) and "gpu.machines" in text.splitlines()[-1]
+
+
 def test_an_evaluation_that_is_too_much_is_named(search):
     lacks = {phase: found(search, -1, error=Error(phase, "PredictedOutOfMemory", "")) for phase in ("eval", "step")}
     texts = {phase: said(search, row) for phase, row in lacks.items()}

@@ -14,6 +14,7 @@ from legroom import units
 from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import SearchSpace
+from legroom.options import gpu as gpu_options
 from legroom.options import own_weights
 from legroom.records.record import HOST, verdict_of
 from legroom.report import predicted, screen_table, tables
@@ -190,11 +191,14 @@ def terminal_table(columns: dict[str, list[str]], left: int) -> str:
 
 def _more_of_each(search: SearchSpace) -> str:
     """What to type for the estimate of a row."""
+    trained = gpu_options.of_training(search.overrides)
+    words = ["recipe=estimate", *(text for text in search.overrides if text not in trained)]
+    added = " ".join(words).replace("gpu=auto gpu.instance=", "gpu=")
     if not own_weights.stands_in(search.base):
-        return "the same command with recipe=estimate"
+        return f"the same command with {added}"
     return (
         f"the commands train pretrained weights on your rows ({own_weights.ROWS} is to be filled in); the same with "
-        f"recipe=estimate and model={search.base.model.name} in place of model.pretrained and data"
+        f"{added} and model={search.base.model.name} in place of model.pretrained and data"
     )
 
 
