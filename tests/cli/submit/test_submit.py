@@ -44,6 +44,7 @@ def submit(monkeypatch, capsys, tmp_path):
         (["slurm", "gpu=l4_24gb"], "FOLDER gpu=l4_24gb"),
         (["slurm", "runs/a", *TRAINING], "type the whole path of a folder on the shared file system, as /runs/a."),
         (["slurm", "/runs", *TRAINING], "type the whole path"),
+        (["slurm", "/runs/a,b", *TRAINING], "/runs/a,b: type a path of letters, digits"),
         (["slurm", "/runs/a", "--hours", "-1", *TRAINING], "--hours -1: more than 0."),
         (["slurm", "/runs/a", "resume=latest", *TRAINING], "resume=latest: every attempt has resume=latest."),
         (["slurm", "/runs/a", "hydra.run.dir=b", *TRAINING], "hydra.run.dir=b: the folder is the command's second"),
@@ -61,6 +62,10 @@ def submit(monkeypatch, capsys, tmp_path):
             "a container has the volume alone, at /runs",
         ),
         (["k8s", "/runs/a", *IMAGE, "data=text", "data.path=/data/a", *TRAINING], "data.path=/data/a: a container has"),
+        (
+            ["k8s", "/runs/a", *IMAGE, "optim=custom", "optim.factory=here.txt:Lion", *TRAINING],
+            "optim.factory=here.txt:Lion: a container has",
+        ),
         (["k8s", "/runs/a", *IMAGE, "--config-dir=mine", *TRAINING], "--config-dir=mine: the image has Legroom's own"),
         (["slurm", "/runs/a", "--go", *TRAINING], "--go: there is no sbatch here."),
     ],

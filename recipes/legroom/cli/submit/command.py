@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -38,7 +39,8 @@ from legroom.records.record import Record, verdict_of
 
 SCHEDULERS = ("slurm", "k8s", "sky", "dstack", "ray")
 FLAGS = ("image", "volume", "queue", "hours")
-PATHS = ("data.path", "data.eval_path", "model.pretrained", "model.config", "code")  # keys that may have one
+PATHS = ("data.path", "data.eval_path", "model.pretrained", "model.config", "code", "optim.factory")  # keys that may have one
+FOLDER = re.compile(r"[\w./+@() -]+")  # without what Hydra, which reads it in the training, takes for several values
 # What the command writes itself, or what a training that is started again cannot have.
 OWN_KEYS = {
     "hydra.run.dir": "the folder is the command's second argument",
@@ -118,6 +120,8 @@ def _check_place(arguments: argparse.Namespace, target: ModuleType, file: Path) 
             f"{arguments.folder}: type the whole path of a folder on the shared file system, as /runs/"
             f"{Path(arguments.folder).name or 'large'}. It need not exist here."
         )
+    if not FOLDER.fullmatch(arguments.folder):
+        raise Refusal(f"{arguments.folder}: type a path of letters, digits, spaces and . _ - + @ ( ) alone.")
     if file.exists():
         raise Refusal(f"{file} exists. Remove it, or name another file: --write FILE.")
     program = target.HANDS_OVER[0]
@@ -149,6 +153,8 @@ def _check_paths(overrides: list[str], folder: str) -> None:
     for text in overrides:
         key, _, value = text.lstrip("+").partition("=")
         value = value.strip("'\"")
+        if key == "optim.factory":  # file.py:Class
+            value = value.rpartition(":")[0]
         is_path = value.startswith(("/", "~", "./", "../")) or Path(value).exists()
         if key in PATHS and value and is_path and not value.startswith(f"{volume}/"):
             problems.append(
