@@ -14,6 +14,7 @@ import yaml
 
 from legroom.cli import check as check_command
 from legroom.cli import check_annotations
+from legroom.errors import Refusal
 from legroom.estimator.cards import gpu_of
 from legroom.estimator.step_estimate import StepEstimate
 from legroom.script_check import check, command, process
@@ -29,10 +30,10 @@ def follows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("import torch\n" * 9)
 
-    def follows(verdict="fits", used=10 * GIB, made_by="script.py:7"):
+    def follows(verdict="fits", used=10 * GIB, made_by="script.py:7", names=(NAME,)):
         fields: dict[str, Any] = dict.fromkeys(StepEstimate.__dataclass_fields__, 0)
         tensor = {"bytes": GIB, "part": "activations", "made_by": made_by, "count": 2}
-        fields |= {"device_name": gpu_of(NAME).device_name, "verdict": verdict, "device_used_bytes": used}
+        fields |= {"verdict": verdict, "device_used_bytes": used}
         fields |= {
             "parts": dict.fromkeys((part for _, part in PARTS), 0),
             "timeline": (),
@@ -42,9 +43,13 @@ def follows(tmp_path, monkeypatch):
         fields |= {"bound_by": "host", "peak_phase": "step", "_trace": None, "model_flops": None}
         fields |= {"step_seconds": 2.0, "step_seconds_low": 1.0, "step_seconds_high": 3.0}
         program = command.parse(["script.py"])
-        estimates = {} if verdict is None else {NAME: StepEstimate(**fields)}
+        estimates = {}
+        for name in names:
+            fields["device_name"] = gpu_of(name).device_name
+            if verdict is not None:
+                estimates[name] = StepEstimate(**fields)
         why = "it ended: no rows, script.py:3" if verdict is None else ""
-        done = check.Checked(program, process.Outcome(), estimates, why, gpus={NAME: gpu_of(NAME)})
+        done = check.Checked(program, process.Outcome(), estimates, why, gpus={name: gpu_of(name) for name in names})
         monkeypatch.setattr(check, "followed", lambda *_: [done])
 
     return follows
@@ -57,6 +62,25 @@ def results_of(file) -> list[dict]:
     known = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
     assert all(result["ruleId"] in known for result in run["results"])
     return run["results"]
+
+
+def test_two_machines_with_the_same_card_have_the_price_of_each(follows):
+    names = ("aws/p5.4xlarge", "aws/p5.48xlarge")
+    follows(names=names)
+    check_command.main(["--gpu", ",".join(names), "--steps", "1000", "--sarif", "out.sarif", "script.py"])
+    small, large = [result["message"]["text"] for result in results_of("out.sarif")]
+    assert "6.88 US dollars" in small and "55.04" not in small
+    assert "55.04 US dollars" in large and "6.88" not in large
+
+
+def test_what_refuses_a_further_flag_leaves_the_verdict(follows, monkeypatch, capsys):
+    def refuse(*_):
+        raise Refusal("no such flag")
+
+    follows()
+    monkeypatch.setattr(check_command, "_beside", refuse)
+    assert check_command.main(["--gpu", NAME, "--github", "--try", "script.py"]) == 2
+    assert "::notice file=script.py,line=7,title=fits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -192,12 +192,13 @@ def _check(arguments: argparse.Namespace, options: list[str]) -> int:
     figures: dict[str, Any] = {name: _plain(estimates[name]) for name in names if name in estimates}  # for JSON
     run_lines = _whole_runs(arguments, runs, records, figures)
     if not arguments.json:
-        _print(runs, [estimates[name] for name in names if name in estimates], run_lines)
+        _print(runs, [estimates[name] for name in names if name in estimates], [*itertools.chain(*run_lines.values())])
     for run in runs:
         if run.why:
             print(tail_of(run.outcome) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
             for name in run.gpus:
                 figures.setdefault(name, {"error": _shorter(run.why)})
+    _annotate(arguments, check_annotations.findings(runs, run_lines, arguments.budget))
     lines = []
     try:
         if not any(run.why for run in runs):
@@ -213,7 +214,6 @@ def _check(arguments: argparse.Namespace, options: list[str]) -> int:
     else:
         for line in lines:
             console.say(_shorter(line))
-    _annotate(arguments, check_annotations.findings(runs, run_lines, arguments.budget))
     return _exit_code(runs, arguments.budget)
 
 
@@ -253,11 +253,11 @@ def _check_arguments(arguments: argparse.Namespace, names: list[str]) -> None:
 
 def _whole_runs(
     arguments: argparse.Namespace, runs: list[check.Checked], records: dict[str, Record], figures: dict[str, Any]
-) -> list[str]:
-    """Enter how long the whole run takes on each GPU into its record and its figures. Returns a line for each."""
+) -> dict[str, list[str]]:
+    """Enter how long the whole run takes on each GPU into its record and its figures. Returns lines by its name."""
+    lines: dict[str, list[str]] = {}
     if arguments.steps is None:
-        return []
-    lines = []
+        return lines
     for run in runs:
         for name, estimate in run.estimates.items():
             ranks = run.program.ranks or 1
@@ -268,9 +268,9 @@ def _whole_runs(
             whole = check_record.enter_run(records[name], estimate, arguments.steps, ranks, price)
             figures[name]["whole_run"] = dataclasses.asdict(whole)
             times = f"{predicted.run_text(whole)}: {predicted.run_parts_text(whole)}"
-            lines.append(f"  run on {estimate.device_name}: {times}")
+            lines[name] = [f"  run on {estimate.device_name}: {times}"]
             if instance is not None:
-                lines.append(f"  {instance.name}: {instance.text}")
+                lines[name].append(f"  {instance.name}: {instance.text}")
     return lines
 
 

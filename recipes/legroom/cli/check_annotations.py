@@ -5,7 +5,7 @@ SARIF: OASIS Standard 2.1.0. Workflow commands and the job's summary: GitHub's d
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ class Finding:
     line: int
 
 
-def findings(runs: Sequence[Checked], run_lines: Sequence[str], budget: float) -> list[Finding]:
-    """A finding for each GPU. run_lines: how long the whole run takes, a line each."""
+def findings(runs: Sequence[Checked], run_lines: Mapping[str, Sequence[str]], budget: float) -> list[Finding]:
+    """A finding for each GPU. run_lines: how long the whole run takes on it, by its name."""
     found = []
     for run in runs:
         file, line = _place(run)
@@ -56,7 +56,7 @@ def findings(runs: Sequence[Checked], run_lines: Sequence[str], budget: float) -
                 found.append(Finding("no-verdict", ERROR, name, text, file, line))
                 continue
             rule, level = _rule(estimate, budget)
-            text = " ".join([*_sentences(estimate, budget), *_of_gpu(estimate, run_lines)])
+            text = " ".join([*_sentences(estimate, budget), *(f"{line.strip()}." for line in run_lines.get(name, ()))])
             found.append(Finding(rule, level, name, text, file, line))
     return found
 
@@ -84,11 +84,6 @@ def _sentences(estimate: StepEstimate, budget: float) -> list[str]:
         made_by = check_record.bare(largest["made_by"] or "made before the step")
         lines.append(f"Largest at the peak: {size}, {largest['part']}, {made_by}.")
     return lines
-
-
-def _of_gpu(estimate: StepEstimate, run_lines: Sequence[str]) -> list[str]:
-    """The lines about the whole run that are of this GPU."""
-    return [f"{line.strip()}." for line in run_lines if f"run on {estimate.device_name}:" in line]
 
 
 def _place(run: Checked) -> tuple[str, int]:
