@@ -82,6 +82,12 @@ def test_what_cannot_be_meant_is_refused_before_the_estimate(submit, monkeypatch
     assert code == 2 and said in err and sorted(Path().iterdir()) == before
 
 
+def test_what_is_missing_is_named_by_what_is_typed(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["slurm"])
+    assert capsys.readouterr().err.rstrip().endswith("required: FOLDER")
+
+
 def test_a_file_that_is_there_stays(submit, tmp_path):
     (tmp_path / "a.sbatch").write_text("mine")
     code, _, err = submit("slurm", "/runs/a", *TRAINING)

@@ -16,9 +16,10 @@ import pytest
 import schema_check
 import yaml
 
-from legroom.cli.submit import command
+from legroom.cli.submit import command, dstack, sky
 from legroom.cli.submit.job import PREEMPTED, Job
 from legroom.cli.submit.settings import Settings
+from legroom.estimator.cards import gpu_of
 from legroom.units import GIB
 
 SCHEMAS = Path(__file__).with_name("schemas")
@@ -242,3 +243,23 @@ def test_the_time_limit_is_what_was_typed_or_the_trainings_own(hours, seconds, c
 def test_a_line_break_in_what_was_typed_ends_no_comment():
     heading = command.heading(EIGHT, ["legroom", "submit", "slurm", "/runs/a", "data.template=a\nreboot"])
     assert "# reboot'" in heading and all(line.startswith("# ") for line in heading.splitlines())
+
+
+@pytest.mark.parametrize(
+    "gpu, word",
+    [
+        ("aws/g5.2xlarge", "A10G"),
+        ("a10_24gb", "A10"),
+        ("h100_80gb", "H100"),
+        ("rtx4090_24gb", "RTX4090"),
+        ("a100_40gb", "A100"),
+        ("mi300x_192gb", "MI300X"),
+    ],
+)
+def test_a_gpu_is_named_in_one_word_as_clouds_do(gpu, word):
+    """Clouds rent the A10G as a card of its own: none of those that have it has an A10."""
+    card = gpu_of(gpu)
+    job = dataclasses.replace(EIGHT, chip=card.chip, device_name=card.device_name, device_bytes=card.memory_bytes)
+    assert job.gpu_word == word
+    assert yaml.safe_load(dstack.text(job, SETTINGS["dstack"], ""))["resources"]["gpu"]["name"] == word
+    assert yaml.safe_load(sky.text(job, SETTINGS["sky"], ""))["resources"]["accelerators"] == f"{word}:8"

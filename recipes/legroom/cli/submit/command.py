@@ -233,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("scheduler", choices=SCHEDULERS)
     parser.add_argument("folder", metavar="FOLDER", help="the run's folder, on a file system that all machines share")
-    parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--go", action="store_true", help="hand the file over, too")
     parser.add_argument("--write", type=invocation.path, metavar="FILE", help="the file to write")
     for name, text in HELP_OF_FLAGS.items():

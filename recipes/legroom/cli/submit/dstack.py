@@ -26,7 +26,7 @@ def text(job: Job, settings: Settings, heading: str) -> str:
         gib = job.device_bytes / GIB
         resources["gpu"] = {
             "vendor": "amd" if job.amd else "nvidia",
-            "name": (job.chip or "").replace(" ", ""),
+            "name": job.gpu_word,
             "memory": f"{int(0.9 * gib)}GB..{int(1.1 * gib) + 1}GB",  # tells the cards of one chip apart
             "count": job.gpus,
         }

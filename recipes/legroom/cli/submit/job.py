@@ -58,6 +58,15 @@ class Job:
         return name_of(self.folder)
 
     @property
+    def gpu_word(self) -> str:
+        """The GPU's name in one word: its chip's, or that of a variant of the chip, as A10G is of A10."""
+        chip = (self.chip or "").replace(" ", "")
+        for word in (self.device_name or "").split():
+            if word.startswith(chip) and word.isalnum():
+                return word
+        return chip
+
+    @property
     def memory_gib(self) -> int:
         return math.ceil(self.memory_bytes / GIB)
 

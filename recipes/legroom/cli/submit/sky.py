@@ -39,11 +39,10 @@ def text(job: Job, settings: Settings, heading: str) -> str:
 
 def accelerator(job: Job) -> str:
     """SkyPilot's name of the job's GPU."""
-    chip = job.chip or ""
-    least_gib, name = NAMED_BY_MEMORY.get(chip, (0, ""))
+    least_gib, name = NAMED_BY_MEMORY.get(job.chip or "", (0, ""))
     if name and job.device_bytes >= least_gib * GIB:
         return name
-    return chip.replace(" ", "")
+    return job.gpu_word
 
 
 def check(settings: Settings) -> None:
