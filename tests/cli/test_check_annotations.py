@@ -158,4 +158,6 @@ def test_the_examples_are_yaml_and_name_inputs_that_there_are(file):
     if file == "workflow.yml":
         steps = values["jobs"]["fits"]["steps"]
         (step,) = [step for step in steps if str(step.get("uses", "")).startswith("./.github/actions")]
-        assert set(step["with"]) <= set(yaml.safe_load(ACTION.read_text())["inputs"])
+        inputs = yaml.safe_load(ACTION.read_text())["inputs"]
+        required = {name for name, each in inputs.items() if each.get("required")}
+        assert required <= set(step["with"]) <= set(inputs)
