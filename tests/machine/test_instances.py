@@ -70,6 +70,13 @@ def test_more_ranks_are_more_machines_and_their_network():
     assert (cfg.gpu.price_per_hour or 0) * 16 == pytest.approx(2 * price_of(P5))
 
 
+@pytest.mark.parametrize("name, tensor_size, ranks", [(P5, 4, 8), (P5, 8, 16), ("runpod/h100_sxm", 2, 4)])
+def test_a_mesh_has_the_gpus_of_its_machines_or_more_of_them(name, tensor_size, ranks):
+    sizes = ["parallelism.replicate_size=2", f"parallelism.tensor_size={tensor_size}"]
+    cfg = estimated(name, "model=llama_1b", "parallelism=mesh", *sizes)
+    assert (cfg.parallelism.num_processes, cfg.gpu.machines) == (ranks, 2 if ranks > 8 else 1)
+
+
 def test_more_machines_than_are_needed_are_paid_for():
     cfg = estimated(P5, "parallelism=fsdp", "parallelism.num_processes=8", "gpu.machines=2")
     assert (cfg.gpu.machines, cfg.gpu.machine_link_gb_per_second) == (2, 400)

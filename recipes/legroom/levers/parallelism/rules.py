@@ -37,11 +37,13 @@ def processes(cfg: Config) -> int:
         return cfg.parallelism.num_processes or 1 if _is_played_dp(cfg) else 1
     rank = rank_info.current_rank()
     own = len(host.gpus()) if cfg.target.on_gpu else 1
-    if cfg.parallelism.kind == "mesh":
-        own = mesh_rules.product(cfg.parallelism)
     if cfg.predicts and cfg.gpu.instance:
         instance = instances.find(cfg.gpu.instance)
         own = instance.gpus or 0 if instance else 0
+        if cfg.parallelism.kind == "mesh":  # the GPUs that its sizes leave are shards
+            own = max(own, mesh_rules.product(cfg.parallelism))
+    elif cfg.parallelism.kind == "mesh":
+        own = mesh_rules.product(cfg.parallelism)
     return rank.world_size if rank.launched else cfg.parallelism.num_processes or own
 
 
