@@ -78,7 +78,7 @@ def test_what_refuses_a_further_flag_leaves_the_verdict(follows, monkeypatch, ca
         raise Refusal("no such flag")
 
     follows()
-    monkeypatch.setattr(check_command, "_beside", refuse)
+    monkeypatch.setattr(check_command.try_levers, "tried", refuse)
     assert check_command.main(["--gpu", NAME, "--github", "--try", "script.py"]) == 2
     assert "::notice file=script.py,line=7,title=fits" in capsys.readouterr().out
 

@@ -111,7 +111,7 @@ def warnings(cfg: Config) -> list[str]:
 
 
 def of_training(overrides: Sequence[str]) -> list[str]:
-    """The overrides of a training, without what only an estimate has to be told of machines."""
+    """The overrides of a training, without what only an estimate needs of machines."""
     kept = []
     for override in overrides:
         if override != "gpu=auto" and override.partition("=")[0] not in OF_ESTIMATES:
