@@ -21,7 +21,13 @@ from checkout import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 200 * 1024
-PAGE = [*("recipe=estimate", "gpu=rtx4090_24gb", "model=llama_8b", "estimate.explain=true"), "estimate.hint_seconds=240"]
+PAGE = [
+    "recipe=estimate",
+    "gpu=rtx4090_24gb",
+    "model=llama_8b",
+    "estimate.explain=true",
+    "estimate.hint_seconds=240",
+]
 PAGE_PIXELS = "1200,920"
 APP = {"model": "llama_8b", "gpu": "rtx4090_24gb", "batch.per_device": 1, "data.seq_len": 1024}
 ADVICE_SECONDS = 240

@@ -183,8 +183,8 @@ def _machines_problems(cfg: Config) -> list[str]:
     instance = instances.find(cfg.gpu.instance) if cfg.gpu.instance else None
     if instance is not None and machines < instance.machines(ranks):
         lines.append(
-            f"gpu.machines={machines} of {instance.name} have {machines * (instance.gpus or 1)} GPUs, and {ranks} ranks "
-            f"need {instance.machines(ranks)} of these machines. Leave gpu.machines out."
+            f"gpu.machines={machines} of {instance.name} have {machines * (instance.gpus or 1)} GPUs, and {ranks} "
+            f"ranks need {instance.machines(ranks)} of these machines. Leave gpu.machines out."
         )
     return lines
 

@@ -39,7 +39,8 @@ from legroom.records.record import Record, verdict_of
 
 SCHEDULERS = ("slurm", "k8s", "sky", "dstack", "ray")
 FLAGS = ("image", "volume", "queue", "hours")
-PATHS = ("data.path", "data.eval_path", "model.pretrained", "model.config", "code", "optim.factory")  # keys that may have one
+# Keys that may have a path.
+PATHS = ("data.path", "data.eval_path", "model.pretrained", "model.config", "code", "optim.factory")
 FOLDER = re.compile(r"[\w./+@() -]+")  # without what Hydra, which reads it in the training, takes for several values
 # What the command writes itself, or what a training that is started again cannot have.
 OWN_KEYS = {
@@ -130,8 +131,8 @@ def _check_place(arguments: argparse.Namespace, target: ModuleType, file: Path) 
 
 
 def _overrides(typed: list[str]) -> list[str]:
-    """The overrides with models and machines of clouds by their names in the menus. Raises Refusal for what the file has
-    to decide."""
+    """The overrides with models and machines of clouds by their names in the menus. Raises Refusal for what the file
+    decides."""
     for text in typed:
         key = text.lstrip("+~").partition("=")[0]
         if key in OWN_KEYS:
