@@ -50,6 +50,11 @@ def submit(monkeypatch, capsys, tmp_path):
         (["slurm", "/runs/a", "hydra.run.dir=b", *TRAINING], "hydra.run.dir=b: the folder is the command's second"),
         (["slurm", "/runs/a", "-m", "optim=adamw,sgd", *TRAINING], "hydra/launcher=submitit_slurm"),
         (["slurm", "/runs/a", "optm=adamw", *TRAINING], "Did you mean optim"),
+        (["slurm", "/runs/a", "model=bert_tiny"], "Choose one, gpu="),
+        (
+            ["slurm", "/runs/a", "parallelism=mesh", "parallelism.stages=2", "accumulation.steps=2", *TRAINING],
+            "parallelism=mesh writes no checkpoint yet that this job could go on from",
+        ),
         (["slurm", "/runs/a", "save.on_signal=false", *TRAINING], "save.on_signal=false: nothing would be left"),
         (["k8s", "/runs/a", "--image", "i", "--volume", "/mnt", *TRAINING], "the name of a PersistentVolumeClaim"),
         (["sky", "/runs/a", "--image", "i", "--volume", "/mnt", *TRAINING], "sky volumes ls"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import re
 import shlex
 import shutil
@@ -39,6 +40,7 @@ from legroom.records.record import Record, verdict_of
 
 SCHEDULERS = ("slurm", "k8s", "sky", "dstack", "ray")
 FLAGS = ("image", "volume", "queue", "hours")
+USUAL_GPUS = 8  # of one machine, at most
 # Keys that may have a path.
 PATHS = ("data.path", "data.eval_path", "model.pretrained", "model.config", "code", "optim.factory")
 FOLDER = re.compile(r"[\w./+@() -]+")  # without what Hydra, which reads it in the training, takes for several values
@@ -173,10 +175,15 @@ def _sized(folder: str, overrides: list[str]) -> Job | None:
     asked = [text for text in overrides if not text.startswith("recipe=") and not _lies_elsewhere(text)]
     quick = ["resume=latest", "estimate.hint_seconds=0"]
     cfg, record, problems = space.compose_estimate(*asked, *quick)
+    if cfg is not None and not cfg.parallelism.saves_checkpoints:
+        problems = [
+            f"parallelism={cfg.parallelism.name} writes no checkpoint yet that this job could go on from when it is "
+            "started again. Choose parallelism=fsdp, or pipeline."
+        ]
     if cfg is not None and not problems and not cfg.save.on_signal:
         problems = ["save.on_signal=false: nothing would be left of a job that was preempted. Leave it out."]
     if cfg is None or record is None or problems:
-        raise Refusal("\n".join(problems))
+        raise Refusal("\n".join(text.removeprefix("recipe=estimate: ") for text in problems))
     outcome = _estimated(cfg, record)
     if outcome.status == "oom":
         estimate = f"{invocation.command('estimate')} {shlex.join(asked)}"
@@ -210,9 +217,15 @@ def _estimated(cfg: Config, record: Record) -> Record:
 
 def _notes(job: Job) -> list[str]:
     """What holds for every scheduler."""
-    if job.keeps is not None:
-        return []
-    return ["A machine that fails without a signal costs everything since the start: add save.every_steps=N."]
+    lines = []
+    if job.keeps is None:
+        lines.append("A machine that fails without a signal costs everything since the start: add save.every_steps=N.")
+    if job.gpus > USUAL_GPUS:
+        lines.append(
+            f"One machine with {job.gpus} GPUs is asked for. If yours have {USUAL_GPUS}, add "
+            f"gpu.machines={job.machines * math.ceil(job.gpus / USUAL_GPUS)} and gpu.machine_link_gb_per_second=."
+        )
+    return lines
 
 
 # --- the command line ------------------------------------------------------------------------------------
