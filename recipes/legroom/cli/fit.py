@@ -14,6 +14,7 @@ the best configuration of each.
     fit.allow=[optim,precision]  also search these, which change the numbers a training computes; adapter is
                                  another
     fit.top=5                    how many rows to print
+    fit.allow=[mesh]             the layouts of parallelism=mesh for fit.gpus=8 or more: tensor, pipeline, shards
     fit.gpus=4                   how many GPUs train together; [1,2,4] compares
     fit.prices={{l4_24gb:0.7}}     of a GPU and hour; then the table of several GPUs has the cost of a million tokens;
                                  machines of clouds (gpu=aws/p5.48xlarge,gcp/a3-highgpu-8g) have dated prices

@@ -32,7 +32,8 @@ ALL = ("precision", "optim", "adapter")
         ("fit.keep=[optm]", "Did you mean optim?"),
         (
             "fit.allow=[loss]",
-            "Searched when they are allowed are precision, optim, optim.in_backward, adapter, pipeline, zero, fsdp_tp.",
+            "Searched when they are allowed are precision, optim, optim.in_backward, adapter, pipeline, zero, fsdp_tp, "
+            "mesh.",
         ),
         ("fit.top=0", "1 or more"),
         ("fit.measure=3", "there is no such key"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from legroom import paths, units
 from legroom.config import Config
-from legroom.foresight.search import space
+from legroom.foresight.search import layouts, space
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import BATCH, DIMENSIONS, MODES, SearchSpace
 from legroom.levers.parallelism import rules as parallelism
@@ -51,7 +51,8 @@ def _read(overrides: list[str], options: Options) -> _Request:
         overrides = [*overrides, f"parallelism.num_processes={options.gpus}"]
     mode = []
     if gpus > 1 and not keeps_mode:
-        mode = space.mode_overrides(MODES[0], gpus)
+        first = layouts.MODE if layouts.MODE in options.allow else MODES[0]
+        mode = space.mode_overrides(first, gpus)
     smallest = []
     if BATCH not in fixed and "batch.effective" in given:
         smallest = [f"{BATCH}=1"]
@@ -78,6 +79,9 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
         if cfg.batch.effective % replicas:
             problems = [problem for problem in problems if getattr(problem, "key", None) != "batch.effective"]
             problems.append(_uneven(cfg.batch.effective, replicas))
+    asks_for_layouts = layouts.MODE in options.allow
+    if cfg is not None and not problems and asks_for_layouts:
+        problems = layouts.problems(cfg, options.allow, options.gpus or 1, request.keeps_mode)
     if cfg is not None and not problems:
         problems = _device_problems(cfg) or _count_problems(cfg, options, request.given)
     if cfg is None or problems:
@@ -89,8 +93,13 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
     share = effective // ranks
     search = SearchSpace(request.overrides, cfg, effective)
     search.left_out += [f"{text}: of one run; type it with the command that you choose." for text in of_one_run]
+    search.layouts = asks_for_layouts
     for lever in DIMENSIONS:
-        _add_lever(search, lever, request, share)
+        if not asks_for_layouts or lever in layouts.SEARCHED or lever in request.pinned:
+            _add_lever(search, lever, request, share)
+    if asks_for_layouts:
+        search.left_out.append(layouts.not_tried())
+        layouts.add_strategies(search)
     space.exclude(search)
     return search, []
 
@@ -111,7 +120,7 @@ def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -
     elif DIMENSIONS[lever].has_effect is not None:
         search.values[lever] = list(DIMENSIONS[lever].values or ())
     elif lever == BATCH:
-        search.values[lever] = space.batches(share)
+        search.values[lever] = layouts.batches(search.effective) if search.layouts else space.batches(share)
         if "batch.effective" not in request.given:
             search.overrides = [*request.overrides, f"batch.effective={search.effective}"]
     else:
@@ -136,6 +145,8 @@ def _add_menu(search: SearchSpace, lever: str, request: _Request, share: int) ->
 def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[Any]:
     """The options of a lever that are tried: all, or those that compute the same where it is not allowed to change."""
     dimension = DIMENSIONS[lever]
+    if lever == "parallelism" and search.layouts:
+        return layouts.all_of(search.base)
     if dimension.changes_numbers and lever not in request.options.allow:
         if dimension.alike is None:
             return ()

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from legroom import units
-from legroom.foresight.search import space
+from legroom.foresight.search import layouts, space
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import SearchSpace
 from legroom.options import gpu as gpu_options
@@ -32,7 +32,10 @@ def heading(search: SearchSpace) -> str:
         gpu = f"{cfg.parallelism.world_size} x {cfg.gpu.device_name} ({units.size(cfg.gpu.memory_bytes)} each)"
     searched = []
     for lever, values in search.values.items():
-        searched.append(f"{lever} ({', '.join(space.typed_value(value) for value in values)})")
+        shown = ", ".join(space.typed_value(value) for value in values)
+        if lever == "parallelism" and search.layouts:
+            shown = layouts.summary(values)
+        searched.append(f"{lever} ({shown})")
     lines = [
         f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
         f"{gpu}.",
@@ -63,7 +66,10 @@ def heading(search: SearchSpace) -> str:
 
 def report(search: SearchSpace, result: Result, seconds: float) -> str:
     """The table, the commands in the order of its rows, and the assumptions behind the figures. seconds: it took."""
-    lines = [f"\n{seconds:.0f} s: {result.extrapolated} extrapolations, {result.estimated} estimates."]
+    counts = f"{result.extrapolated} extrapolations"
+    if search.layouts:
+        counts = f"{len(result.candidates)} configurations ranked by arithmetic"
+    lines = [f"\n{seconds:.0f} s: {counts}, {result.estimated} estimates."]
     if not result.rows:
         return "\n".join([*lines, "Nothing could be estimated.", *result.refused])
     if not result.fits:
@@ -77,6 +83,9 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
     lines += [f"Note: {note}" for note in notes]
     lines += [f"Refused: {why}" for why in result.refused]
+    if result.left_out:
+        lines.append("\nLayouts without a row; ratios and sizes are arithmetic unless it says estimated:")
+        lines += [f"  {line}" for line in result.left_out]
     return "\n".join(lines)
 
 

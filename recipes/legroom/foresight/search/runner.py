@@ -8,45 +8,30 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import not_followed, prediction, simulation
-from legroom.foresight.search import objective, space
+from legroom.foresight.search import layout_ranking, objective, space
 from legroom.foresight.search.candidates import OF_GROUPS, OF_PASSES, Candidate, candidates_of
-from legroom.foresight.tried import Tried
+from legroom.foresight.search.found import Found
 from legroom.machine import host
 from legroom.models import architectures, builder
 from legroom.options import task
 from legroom.records.record import Record
 
 
-@dataclass(frozen=True)
-class Found(Tried):
-    """A choice (lever -> value) with its estimate."""
-
-    chosen: dict[str, Any] = field(default_factory=dict)
-
-    def order(self, search: space.SearchSpace) -> tuple[float, int, float]:
-        """What rows are sorted by."""
-        return objective.order(self.step_seconds, search.changes_of(self.chosen))
-
-    @property
-    def step_seconds(self) -> float:
-        return self.record.speed.step_seconds_median or 0.0
-
-
 @dataclass
 class Result:
     """rows: the fastest that fit, or where none does, those that come closest. refused: reasons. The next: counts.
-    candidates: all that were extrapolated."""
+    candidates: all that were extrapolated, or ranked by arithmetic. left_out: the layouts without a row, and why."""
 
     rows: list[Found]
     refused: list[str]
     extrapolated: int
     estimated: int
     candidates: list[Candidate] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
@@ -65,6 +50,8 @@ def run(
     workers: an executor whose processes have imported the libraries. show_status: called with the progress. closest:
     where nothing can fit, estimate what comes closest.
     """
+    if search.layouts:
+        return _run_layouts(search, top, workers, show_status)
     capacity = prediction.allocator_bytes(search.base)
     show_status("extrapolating")
     candidates, refused, extrapolated = candidates_of(search, capacity, workers)
@@ -89,6 +76,24 @@ def run(
         rows.sort(key=lambda found: found.order(search))
     refused += [found.refused for found in tried if found.refused]
     return Result(rows[:top], list(dict.fromkeys(refused)), extrapolated, len(tried), candidates)
+
+
+def _run_layouts(search: space.SearchSpace, top: int, workers: Executor, show_status: Callable[[str], None]) -> Result:
+    """Estimate the best few layouts of those that arithmetic has ranked, each with the levers that suit it."""
+    usable = prediction.allocator_bytes(search.base) / (1 + (search.base.estimate.margin or 0.0))
+    show_status("ranking layouts")
+    ranking = layout_ranking.Ranking(search, usable)
+    tried = list[Found]()
+    while batch := ranking.next_ones(tried):
+        for _, found in _estimates(search, batch, workers):
+            tried.append(found)
+            show_status(f"{len(tried)} estimated, {sum(found.fits for found in tried)} fit")
+    rows = sorted((found for found in tried if found.fits), key=lambda found: found.order(search))
+    if not rows:
+        rows = sorted((found for found in tried if found.outcome), key=lambda found: -found.estimate.margin_bytes)
+    refused = [found.refused for found in tried if found.refused]
+    left_out = ranking.left_out(tried, rows[:top])
+    return Result(rows[:top], list(dict.fromkeys(refused)), 0, len(tried), ranking.candidates, left_out)
 
 
 def best(search: space.SearchSpace, workers: Executor) -> Result:

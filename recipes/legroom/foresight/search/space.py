@@ -47,7 +47,8 @@ class SearchSpace:
     resolved. effective: the effective batch. values: lever -> values that are tried. sections: (menu, option) -> that
     section of the configuration. pinned: lever -> the override or the option of fit that keeps it as it is.
     left_out: what is not tried and why, a line each. not_allowed: levers that change the numbers of a training and that
-    nobody has typed, kept or allowed. excluded: values of two or more levers that are not tried together.
+    nobody has typed, kept or allowed. excluded: values of two or more levers that are not tried together. layouts:
+    whether parallelism has layouts of a mesh for values, which arithmetic ranks (`layout_ranking`).
     """
 
     overrides: list[str]
@@ -59,6 +60,7 @@ class SearchSpace:
     left_out: list[str] = field(default_factory=list)
     excluded: set[tuple[tuple[str, Any], ...]] = field(default_factory=set)
     not_allowed: list[str] = field(default_factory=list)
+    layouts: bool = False
 
     def config(self, chosen: dict[str, Any]) -> Config:
         """The resolved configuration of a choice, without Hydra."""
@@ -130,13 +132,13 @@ def batches(share: int) -> list[int]:
 
 
 def mode_overrides(mode: str, gpus: int) -> list[str]:
-    """The overrides of train.py for one of MODES."""
-    option, *strategy = mode.split()
-    return [
-        f"parallelism={option}",
-        *(f"parallelism.strategy={name}" for name in strategy),
-        f"parallelism.num_processes={gpus}",
-    ]
+    """The overrides of train.py for one of MODES, or for a layout of a mesh, with its sizes as key=value."""
+    option, *more = mode.split()
+    typed = [f"parallelism={option}"]
+    for word in more:
+        key = word if "=" in word else f"strategy={word}"
+        typed.append(f"parallelism.{key}")
+    return [*typed, f"parallelism.num_processes={gpus}"]
 
 
 def typed_value(value: Any) -> str:
@@ -155,6 +157,8 @@ def now(cfg: Config, lever: str) -> Any:
 def not_searched(search: SearchSpace) -> str:
     """What fit does not search, and how to make it search over several GPUs."""
     visible = len(host.gpus()) if search.base.gpu.name == "auto" else 0
+    if search.layouts:
+        return NOT_SEARCHED
     if "parallelism" in search.values:
         return f"{NOT_SEARCHED}, other modes of parallelism than these (fit.allow=[{','.join(MORE_MODES)}] adds some)"
     if search.base.parallelism.world_size > 1:

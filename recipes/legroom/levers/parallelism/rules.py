@@ -218,7 +218,7 @@ def context_has_effect(cfg: Config) -> bool:
 
 # A mode that `fit` searches: an option, and a strategy that is not the option's default.
 SEARCH = (
-    Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op"), asked=("pipeline", "zero", "fsdp_tp")),
+    Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op"), asked=("pipeline", "zero", "fsdp_tp", "mesh")),
     Dimension(EXPERTS, 51, (None, 2, 4, 8), has_effect=experts_have_effect),
     Dimension(CONTEXT, 51, (None, 2, 4, 8), has_effect=context_has_effect),
     Dimension(STAGE, 51, (None, 1, 3), refuses_others=True, has_effect=lambda cfg: bool(cfg.parallelism.stage)),
