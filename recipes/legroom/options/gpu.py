@@ -71,7 +71,7 @@ def _resolve_instance(cfg: Config) -> list[str]:
     instance = instances.find(name)
     if instance is None:
         return [instances.unknown(name)]
-    if cfg.gpu.name == instance.name:  # resolved before: a search validates changed copies of a configuration
+    if instance.name == cfg.gpu.name:  # entered before: a search validates changed copies of a configuration
         return []
     if cfg.gpu.kind != "auto":
         return [f"gpu.instance={name} has a GPU of its own. Type gpu={instance.name}, without gpu={cfg.gpu.name}."]
