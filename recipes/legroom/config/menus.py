@@ -305,10 +305,42 @@ class Parallelism(Menu):
     reduce_bucket_size: int | None = at_least(1)
     live_parameters: int = at_least(1)
 
+    # The ranks along each axis of a mesh, or of the one axis that another mode has; 1 where it has none.
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Ranks that split each layer's matrices."""
+        return self.tensor_size or 1
+
+    @property
+    def context_ranks(self) -> int:
+        """Ranks that share out the tokens of each row."""
+        return self.context or 1
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks that share out the layers."""
+        return self.stages or 1
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks with rows of their own that share one copy of the weights."""
+        return self.shard_size or 1
+
+    @property
+    def replicate_ranks(self) -> int:
+        """Groups of ranks that have copies of the same weights."""
+        return self.replicate_size or 1
+
+    @property
+    def parts_of_rank(self) -> int:
+        """Parts of the model on each rank of a pipeline."""
+        return self.chunks or 1
+
     @property
     def together(self) -> int:
         """How many ranks train on the same rows: those that share each layer, the tokens of a row, or the layers."""
-        return (self.tensor_size or 1) * (self.context or 1) * (self.stages or 1)
+        return self.tensor_ranks * self.context_ranks * self.stage_ranks
 
     def data_share(self, rank: int, world_size: int) -> tuple[int, int]:
         """(index, count): a rank trains on part `index` of the `count` parts of every batch.
@@ -318,26 +350,26 @@ class Parallelism(Menu):
         count = world_size // self.together
         if self.kind != "mesh":
             return rank // self.together, count
-        return rank // ((self.tensor_size or 1) * (self.context or 1)) % count, count
+        return rank // (self.tensor_ranks * self.context_ranks) % count, count
 
     @property
     def fsdp_ranks(self) -> int:
         """Of a mesh: the ranks over which FSDP shards the weights of a stage or keeps copies of them."""
-        return (self.replicate_size or 1) * (self.shard_size or 1) * (self.context or 1)
+        return self.replicate_ranks * self.shard_ranks * self.context_ranks
 
     @property
     def token_parts(self) -> int:
         """Into how many parts ranks share out the tokens of a row's hidden states."""
-        parts = self.context or 1
+        parts = self.context_ranks
         if self.splits_tokens:
-            parts *= self.tensor_size or 1
+            parts *= self.tensor_ranks
         return parts
 
     @property
     def splits_tokens(self) -> bool:
         """Of a mesh: whether the ranks that split the matrices share out the tokens between these (Korthikanti et al.
         2022)."""
-        return bool(self.sequence_parallel) and (self.tensor_size or 1) > 1
+        return bool(self.sequence_parallel) and self.tensor_ranks > 1
 
     @property
     def one_process(self) -> bool:

@@ -14,10 +14,10 @@ from legroom.config import Config
 def simulated_ranks(cfg: Config) -> list[int]:
     """The ranks that are simulated. Of the ranks of a mesh's stage the first has the largest part of what does not
     divide: of weights by torch's rule, which gives the last ranks less."""
-    last = (cfg.parallelism.stages or 1) - 1
+    last = cfg.parallelism.stage_ranks - 1
     apart = 1
     if cfg.parallelism.kind == "mesh":
-        apart = cfg.parallelism.world_size // (cfg.parallelism.stages or 1)
+        apart = cfg.parallelism.world_size // cfg.parallelism.stage_ranks
     return [stage * apart for stage in sorted({0, min(1, last), last})]
 
 

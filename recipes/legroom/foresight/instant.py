@@ -128,9 +128,9 @@ def parts(cfg: Config) -> int:
     """Into how many parts the weights are shared out at most."""
     mode = cfg.parallelism
     if mode.kind == "pipeline":
-        return mode.stages or 1
+        return mode.stage_ranks
     if mode.kind == "mesh":
-        return mode.world_size // (mode.replicate_size or 1)
+        return mode.world_size // mode.replicate_ranks
     if mode.in_groups and mode.sharded:
         return max(1, gpu_options.sharding_group(cfg))
     if mode.sharded or mode.fetches_ahead or mode.experts:

@@ -214,28 +214,25 @@ def _simulate(
     gpu = cfg.gpu if cfg.target.gpu else None
     fake = FakeDevice(gpu.kernel_rules, gpu.sm_count) if gpu else FakeDevice(None)
     with fake, fake_ranks.libraries_of(cfg, fake), fake_ranks.rank_of(cfg, fake, rank):
-        make_arguments = functools.partial(fake_ranks.arguments_for, device=fake.device)
         listener.show("the rows and the model")
-        timed_data = build_data if isinstance(build_data, _DataOnce) else _DataOnce(build_data or dataset.build_data)
-        training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), timed_data)
+        if not isinstance(build_data, _DataOnce):
+            build_data = _DataOnce(build_data or dataset.build_data)
+        make_arguments = functools.partial(fake_ranks.arguments_for, device=fake.device)
+        training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         parameter_count = quantized.count(model)
         built = stored.built(cfg, model)
         training.warnings.extend(_played_mode(cfg, loop))
         training.warnings.extend(fallbacks.notes(unwrap.base_model(training.model)))
-        trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
-        if gpu is not None and (cfg.parallelism.steps_on_host or cfg.checkpointing.kind == "offload"):
-            trace.host_log = StorageLog("cpu")
+        trace = _trace_of(cfg, training, fake, record_origins)
         even = rows.collate is collate.stack
         split = pipeline.of(model)
         largest = data_loader.largest_step(rows, args)
         steps = min(args.gradient_accumulation_steps, len(largest))
         enough = simulated_micro_batches(cfg, steps) if even else steps
-        # Shorter micro-batches that are not run are not held as if they were as long as the first.
-        held = _input_tensors(largest, steps - enough if even else 0)
-        if split is not None and held:
-            B, T = held[0].shape
-            held += split.buffers(B, T, steps - enough)
+        held = []
+        if even:  # shorter micro-batches that are not run are not held as if they were as long as the first
+            held = _held_by_others(model, largest, steps - enough)
         listener.show("two steps on the longest rows")
         if first_look and split is None:
             tokens = _steps_of_first_look(training, trace, enough)
@@ -248,7 +245,7 @@ def _simulate(
         listener.first(events, tally)
         later = BeyondTheStep()
         if draw_lengths:
-            later = _beyond_the_step(cfg, training, fake, trace, events, steps, capacity_bytes, timed_data, listener)
+            later = _beyond_the_step(cfg, training, fake, trace, events, steps, capacity_bytes, build_data, listener)
         if later.evaluation is not None:
             keeps = stored.with_evaluation(keeps, later.evaluation.events, later.evaluation.begin)
     batch = args.train_batch_size * rows.ranks
@@ -278,6 +275,25 @@ def _simulate(
     if gpu is None or not capacity_bytes:
         return simulated
     return within(simulated, capacity_bytes, gpu.memory_bytes)
+
+
+def _trace_of(cfg: Config, training: setup.Training, fake: FakeDevice, record_origins: bool) -> OpTrace:
+    """What follows the steps of a training; also on the host, where a GPU's step or activations are there."""
+    optimizer = training.loop.optimizer
+    trace = OpTrace(fake, training.model, getattr(optimizer, "optimizer", optimizer), record_origins)
+    if cfg.target.gpu is not None and (cfg.parallelism.steps_on_host or cfg.checkpointing.kind == "offload"):
+        trace.host_log = StorageLog("cpu")
+    return trace
+
+
+def _held_by_others(model: Any, loader: Any, count: int) -> list[torch.Tensor]:
+    """What `count` micro-batches that are not run keep on the device: their inputs, and the messages of a pipeline."""
+    held = _input_tensors(loader, count)
+    split = pipeline.of(model)
+    if split is not None and held:
+        B, T = held[0].shape
+        held += split.buffers(B, T, count)
+    return held
 
 
 @dataclass
@@ -330,7 +346,7 @@ def simulated_micro_batches(cfg: Config, steps: int) -> int:
     Those of a pipeline are under way together: of as many as are enough for all to be under way, and for a rank to have
     gone over to a forward and a backward pass in turn.
     """
-    stages = cfg.parallelism.stages or 1
+    stages = cfg.parallelism.stage_ranks
     if cfg.parallelism.schedule == "gpipe" and stages > 1:  # all are under way
         return steps
     if cfg.parallelism.chunks:  # 2 (p - 1) + (v - 1) p passes come first, of p x v parts
@@ -348,7 +364,7 @@ def _step_tally(cfg: Config, trace: OpTrace, steps: int, enough: int) -> Tally:
     if not own.stages:
         return trace.step_tally(steps)
     # A pass of a pipeline has what runs until the next forward pass: the last has the backward passes that are left.
-    chunks = own.chunks or 1
+    chunks = own.parts_of_rank
     alike = own.stages * chunks if own.chunks else 1
     return trace.step_tally_of(trace.passes[-1 - alike : -1], (steps - enough) * chunks // alike)
 
@@ -370,7 +386,7 @@ def _tally_of_mode(cfg: Config, loop: setup.Loop, tally: Tally, micro_batches: i
     tally.shares_experts = sent_and_awaited and not cfg.parallelism.context  # which sends the heads of rows instead
     own = cfg.parallelism
     if own.kind == "mesh":
-        groups = {(own.tensor_size or 1, 1), (own.stages or 1, own.world_size // (own.stages or 1))}
+        groups = {(own.tensor_ranks, 1), (own.stage_ranks, own.world_size // own.stage_ranks)}
         tally.awaited_groups = frozenset(groups)
     return tally
 

@@ -93,7 +93,7 @@ def shard(cfg: Config, model: PreTrainedModel, device: str, mesh: DeviceMesh | N
         "offload_policy": CPUOffloadPolicy() if parallelism.cpu_offload else OffloadPolicy(),
     }
     if parallelism.experts:
-        stages = parallelism.stages or 1
+        stages = parallelism.stage_ranks
         ranks = rank_info.current_rank().world_size // stages
         experts.split(model, parallelism.experts, ranks, device, settings, stages)
     model_units = units(model, parallelism.wrap, parallelism.wrap_min_parameters)

@@ -29,8 +29,8 @@ _ATTRIBUTE = "legroom_mesh"  # of the model: its device mesh
 
 def shape(settings: Parallelism) -> tuple[int, int, int, int]:
     """The sizes of AXES. FSDP shards over the ranks that share out a row's tokens, too."""
-    shards = (settings.shard_size or 1) * (settings.context or 1)
-    return settings.stages or 1, settings.replicate_size or 1, shards, settings.tensor_size or 1
+    shards = settings.shard_ranks * settings.context_ranks
+    return settings.stage_ranks, settings.replicate_ranks, shards, settings.tensor_ranks
 
 
 def split(cfg: Config, model: PreTrainedModel, device: str) -> None:
@@ -95,8 +95,8 @@ def of(model: Any) -> DeviceMesh | None:
 
 def context_group(settings: Parallelism) -> dist.ProcessGroup:
     """The ranks that share out the tokens of this rank's rows."""
-    stride = settings.tensor_size or 1
-    size = settings.context or 1
+    stride = settings.tensor_ranks
+    size = settings.context_ranks
     groups = []
     for first in range(0, dist.get_world_size(), stride * size):
         for place in range(stride):

@@ -50,11 +50,11 @@ class Pipeline:
     def __init__(self, model: PreTrainedModel, settings: Parallelism, dtype: torch.dtype | None = None):
         self.model = model
         self.settings = settings
-        self.ranks = settings.stages or 1
+        self.ranks = settings.stage_ranks
         self.token_parts = settings.token_parts
         self._make_groups()
         place = self.members.index(dist.get_rank())
-        self.count = self.ranks * (settings.chunks or 1)
+        self.count = self.ranks * settings.parts_of_rank
         self.parts = range(place, self.count, self.ranks)
         self.has_first = 0 in self.parts
         self.has_last = self.count - 1 in self.parts
@@ -196,7 +196,7 @@ class Pipeline:
         """The loss of the whole model on every rank: each part waits for the one before it."""
         hidden: Tensor = batch["input_ids"]  # of this rank's tokens of each row
         B, T = hidden.shape
-        shape = self._travelling(B, T * (self.settings.context or 1))
+        shape = self._travelling(B, T * self.settings.context_ranks)
         device = hidden.device
         for part in self.parts:
             if part > 0:

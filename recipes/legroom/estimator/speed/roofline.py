@@ -133,31 +133,17 @@ def predict(
     Raises ValueError where the GPU lacks a dtype that the step computes in.
     """
     reached = reached or efficiencies.of_gpu(gpu)
-    kernels = _kernels(tally, gpu, precision, reached)
-    by_kind = kernels.by_kind
-    if paging.homeless_bytes:
-        by_kind[ops.HOST_COPY] += links.host_copy_seconds(2 * paging.bytes, gpu)
-    waited = links.transfers(tally, gpu, num_processes, reached, awaited=True)
-    by_kind[ops.COLLECTIVE] = waited.seconds
-    device = sum(by_kind.values())
-    copying = by_kind[ops.HOST_COPY]
-    computing = device - copying - waited.seconds
-    waiting = kernels.arithmetic_seconds * slowest_of(num_processes, reached)
-    computing += waiting
-    device += waiting
-    least_copying = copying
-    if paging.homeless_bytes:  # at best the states that have room stay on the device
-        least_copying -= links.host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
     error = reached.error[ERROR_OF.get(precision, precision)]
-    shortest, longest = intervals.device(gpu, reached, error, beside_frozen)
-    low = computing * shortest + least_copying * links.HOST_LINK / links.HOST_LINK_BEST + waited.low_seconds(error)
-    high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST + waited.high_seconds(error)
+    kernels = _kernels(tally, gpu, precision, reached)
+    waited = links.transfers(tally, gpu, num_processes, reached, awaited=True)
+    interval = intervals.device(gpu, reached, error, beside_frozen)
+    device = _device(kernels, waited, gpu, num_processes, reached, paging, interval, error)
     host = _host_seconds(tally, gpu, precision, reached)
     fastest, slowest = intervals.host(gpu, reached, error)
     sent = links.transfers(tally, gpu, num_processes, reached)
     longer = 1.0  # by the time in which the ranks of a pipeline wait for each other
-    if device:
-        longer += tally.idle * kernels.passes_seconds / device
+    if device.seconds:
+        longer += tally.idle * kernels.passes_seconds / device.seconds
     sent_in = {
         phase: links.transfers(replace(tally, counts={phase: counts}), gpu, num_processes, reached)
         for phase, counts in tally.counts.items()
@@ -170,28 +156,28 @@ def predict(
         ]
         return longer * overlapped(phases, host_seconds)
 
-    step_seconds = whole(device, host, lambda own: own.seconds)
-    low_seconds = whole(low, host * fastest, lambda own: own.low_seconds(error))
-    high_seconds = whole(high, host * slowest, lambda own: own.high_seconds(error))
+    step_seconds = whole(device.seconds, host, lambda own: own.seconds)
+    low_seconds = whole(device.low_seconds, host * fastest, lambda own: own.low_seconds(error))
+    high_seconds = whole(device.high_seconds, host * slowest, lambda own: own.high_seconds(error))
     if tally.shares_experts:
         high_seconds = max(high_seconds, step_seconds * intervals.SHARED_EXPERTS)
     return Prediction(
         step_seconds=step_seconds,
         low_seconds=low_seconds,
         high_seconds=high_seconds,
-        device_seconds=device,
+        device_seconds=device.seconds,
         host_seconds=host,
         link_seconds=sent.seconds,
         arithmetic_seconds=kernels.arithmetic_seconds,
-        by_kind=dict(by_kind),
+        by_kind=device.by_kind,
         efficiencies_from=reached.source,
         notes=[
             *_notes(tally, gpu, reached),
             *links.notes(sent, gpu, num_processes),
-            *_copies_note(copying, gpu),
+            *_copies_note(device.copying_seconds, gpu),
         ],
         collectives=sent.collectives,
-        host_link_seconds=copying,
+        host_link_seconds=device.copying_seconds,
         machine_link_seconds=sent.machine_seconds,
         taken_seconds=sent.taken_seconds,
     )
@@ -208,6 +194,47 @@ class _Kernels:
     passes_seconds: float
     arithmetic_seconds: float
     shares: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Device:
+    """Seconds of the device with what it waits for: likely, at best and at worst; by class of operations; and of the
+    copies between it and the host."""
+
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    by_kind: dict[str, float]
+    copying_seconds: float
+
+
+def _device(
+    kernels: _Kernels,
+    waited: Transfers,
+    gpu: Gpu,
+    num_processes: int,
+    reached: Efficiencies,
+    paging: Paging,
+    interval: tuple[float, float],
+    error: float,
+) -> _Device:
+    """What the kernels take, with the slowest of the GPUs, with pages that come and go, and with the collectives that
+    are waited for. interval: of the computation, in shares of its likely time. error: of the efficiencies."""
+    by_kind = dict(kernels.by_kind)
+    copying = by_kind.get(ops.HOST_COPY, 0.0)
+    least_copying = copying
+    if paging.homeless_bytes:  # at best the states that have room stay on the device
+        copying += links.host_copy_seconds(2 * paging.bytes, gpu)
+        least_copying += links.host_copy_seconds(2 * paging.homeless_bytes, gpu)
+    by_kind[ops.HOST_COPY] = copying
+    by_kind[ops.COLLECTIVE] = waited.seconds
+    waiting = kernels.arithmetic_seconds * slowest_of(num_processes, reached)
+    seconds = sum(by_kind.values()) + waiting
+    computing = seconds - copying - waited.seconds
+    shortest, longest = interval
+    low = computing * shortest + least_copying * links.HOST_LINK / links.HOST_LINK_BEST + waited.low_seconds(error)
+    high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST + waited.high_seconds(error)
+    return _Device(seconds, low, high, by_kind, copying)
 
 
 def _kernels(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies) -> _Kernels:

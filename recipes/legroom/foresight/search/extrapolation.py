@@ -137,7 +137,7 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
     too.
     """
     layers, repeats = cfg.model.layers, model_families.PERIODS.get(cfg.model.family, 1)
-    parts = (cfg.parallelism.stages or 1) * (cfg.parallelism.chunks or 1)
+    parts = cfg.parallelism.stage_ranks * cfg.parallelism.parts_of_rank
     period = math.lcm(cfg.checkpointing.every_n_layers or 1, repeats) * parts
     depths: tuple[int | None, ...] = (layers,)
     if not cfg.model.pretrained and cfg.parallelism.kind != "zero" and not _has_layers_of_its_own(cfg):

@@ -20,6 +20,7 @@ from legroom.foresight.search import space
 from legroom.foresight.search.candidates import Candidate
 from legroom.foresight.search.found import Found
 from legroom.foresight.search.layouts import KEEPS_GATHERED
+from legroom.levers.optim import rules as optim
 from legroom.records.record import verdict_of
 
 MOST_ESTIMATED = 6  # twice as many where none of the first fits
@@ -160,16 +161,17 @@ def _is_divisible(search: space.SearchSpace, chosen: dict[str, Any]) -> bool:
     own = cfg.parallelism
     if search.effective % (cfg.batch.per_device * own.replicas):
         return False
-    return cfg.accumulation.steps >= (own.stages or 1)
+    return cfg.accumulation.steps >= own.stage_ranks
 
 
 def arithmetic(cfg: Config) -> Arithmetic:
     """Of a resolved configuration with parallelism=mesh."""
     own, sizes = cfg.parallelism, cfg.model
-    tensor_size, stages, shard_size = own.tensor_size or 1, own.stages or 1, own.shard_size or 1
+    tensor_size, stages, shard_size = own.tensor_ranks, own.stage_ranks, own.shard_ranks
     steps = cfg.accumulation.steps
     embedding = sizes.vocab * sizes.width
-    in_layers = instant.least_parameters(cfg) - embedding * (1 if sizes.tied else 2)
+    embeddings = 1 if sizes.tied else 2
+    in_layers = instant.least_parameters(cfg) - embedding * embeddings
     layers = -(-sizes.layers // stages)  # of the longest stage
     weights = (in_layers / sizes.layers * layers + embedding) / tensor_size
     if stages == 1 and not sizes.tied:
@@ -180,12 +182,14 @@ def arithmetic(cfg: Config) -> Arithmetic:
     tokens = cfg.batch.per_device * cfg.data.seq_len  # of a micro-batch
     # The last stage has the output layer beside its layers, and all others wait for it.
     of_layers = 2 * in_layers / sizes.layers + 2 * cfg.data.seq_len * sizes.width
-    forward = layers * of_layers * (1 + REPEATED.get(cfg.checkpointing.name, 1.0) / 3) + 2 * embedding
+    forward = layers * of_layers * (1 + REPEATED.get(cfg.checkpointing.kind, 1.0) / 3) + 2 * embedding
     computing = 3 * tokens * forward / tensor_size / (_peak(cfg) * REACHED)
 
     # With sequence_parallel four exchanges in a forward pass, six in a backward pass (`docs/parallelism.md`).
     hidden = tokens * sizes.width * ITEM
-    exchanges = 10 + 4 * (cfg.checkpointing.kind == "full")
+    exchanges = 10
+    if cfg.checkpointing.kind == "full":
+        exchanges += 4
     exchanging = exchanges * layers * _seconds(cfg, "all_gather_into_tensor", hidden, tensor_size, 1)
 
     # Every micro-batch passes each stage, and the first and last have p - 1 more to wait for.
@@ -215,14 +219,16 @@ def _least_bytes(cfg: Config, weights: float, layers: int, tokens: int) -> tuple
     a stage of the pipeline has of them, on each rank that splits matrices."""
     own, sizes = cfg.parallelism, cfg.model
     item = instant.ITEM_BYTES[cfg.model_dtype]
-    states = ADAM_STATES * item if cfg.optim.name.startswith("adamw") else 0
-    kept = weights * (2 * item + states) / (own.shard_size or 1)
-    if (own.shard_size or 1) > 1:
+    states = 0
+    if optim.is_adamw(cfg):
+        states = ADAM_STATES * item
+    kept = weights * (2 * item + states) / own.shard_ranks
+    if own.shard_ranks > 1:
         if not own.sync_each_batch:
             kept += weights * item  # gradients of the whole stage, until they are reduced
         if own.strategy == KEEPS_GATHERED:
             kept += weights * ITEM
-    tensor_size = own.tensor_size or 1
+    tensor_size = own.tensor_ranks
     kv_width = sizes.width // sizes.heads * (sizes.kv_heads or sizes.heads)
     # Of a token in a layer: results of matrix products and attention; without checkpointing also what stands between
     # them, and the fp32 inputs of two norms. Of split matrices the products that are to be summed are whole: selective
@@ -233,8 +239,8 @@ def _least_bytes(cfg: Config, weights: float, layers: int, tokens: int) -> tuple
         "none": products + 6 * sizes.width + 2 * sizes.feed_forward,
         "selective": products + 2 * to_sum,
         "selective_half": 4 * sizes.width + kv_width + sizes.feed_forward + to_sum,
-    }.get(cfg.checkpointing.name, sizes.width)
-    under_way = min(own.stages or 1, cfg.accumulation.steps)
+    }.get(cfg.checkpointing.kind, sizes.width)
+    under_way = min(own.stage_ranks, cfg.accumulation.steps)
     of_stage = layers * tokens * of_token * ITEM / tensor_size
     logits = 0.0
     if cfg.loss.kind == "standard":
@@ -242,7 +248,7 @@ def _least_bytes(cfg: Config, weights: float, layers: int, tokens: int) -> tuple
     if own.stages:  # torch's stages keep a buffer for each message until the end of the step
         kept += cfg.accumulation.steps * tokens * sizes.width * ITEM / tensor_size
     whole = 0.0  # what is gathered, and gradients that are not reduced yet: of the embeddings and of a layer
-    if (own.shard_size or 1) > 1:
+    if own.shard_ranks > 1:
         embedding = sizes.vocab * sizes.width / tensor_size
         in_layer = (weights - embedding) / layers
         embeddings = 1 if own.stages or sizes.tied else 2
@@ -254,7 +260,7 @@ def _peak(cfg: Config) -> float:
     """Operations a second of the GPU, at most."""
     gpu = cfg.gpu
     rates = {"bf16": gpu.bf16_tflops, "bf16_pure": gpu.bf16_tflops, "tf32": gpu.tf32_tflops}
-    return (rates.get(cfg.precision.name) or gpu.fp32_tflops or 1.0) * 1e12
+    return (rates.get(cfg.precision.kind) or gpu.fp32_tflops or 1.0) * 1e12
 
 
 def _seconds(cfg: Config, name: str, size_bytes: float, ranks: int, stride: int) -> float:

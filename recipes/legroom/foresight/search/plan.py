@@ -89,7 +89,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
     if cfg.accumulation.kind != "none":
         request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file
     effective = effective_batch(cfg)
-    ranks = cfg.parallelism.replicas * (cfg.parallelism.stages or 1)  # each has as many micro-batches as it needs
+    ranks = cfg.parallelism.replicas * cfg.parallelism.stage_ranks  # each has as many micro-batches as it needs
     share = effective // ranks
     search = SearchSpace(request.overrides, cfg, effective)
     search.left_out += [f"{text}: of one run; type it with the command that you choose." for text in of_one_run]

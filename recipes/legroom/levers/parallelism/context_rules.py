@@ -16,7 +16,7 @@ CONFLICTS = (
 
 def problems(cfg: Config) -> list[str]:
     """For configurations with parallelism.context."""
-    size, count = cfg.parallelism.context or 1, cfg.parallelism.num_processes
+    size, count = cfg.parallelism.context_ranks, cfg.parallelism.num_processes
     typed, found = f"{KEY}={size}", []
     if count is not None and count % size:
         found.append(f"{count} ranks cannot be put into groups of {typed}. Change one of them.")

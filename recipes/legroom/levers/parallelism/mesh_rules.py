@@ -30,7 +30,7 @@ def product(own: Parallelism) -> int:
 
 def resolve(own: Parallelism) -> None:
     """Fill in the shards that the other sizes leave, and take groups of one rank for none."""
-    others = product(own) // (own.shard_size or 1)
+    others = product(own) // own.shard_ranks
     if own.shard_size is None:
         own.shard_size = max(1, own.world_size // others)
     for key in NONE_OF_ONE:
@@ -65,8 +65,8 @@ def problems(cfg: Config) -> list[str]:
     if own.experts:
         found += fsdp_rules.experts_problems(cfg)
     if own.context:
-        found += _context_problems(cfg, own.context, own.tensor_size or 1)
-    found += fsdp_rules.machines_problems(cfg, "tensor_size x context", (own.tensor_size or 1) * (own.context or 1))
+        found += _context_problems(cfg, own.context, own.tensor_ranks)
+    found += fsdp_rules.machines_problems(cfg, "tensor_size x context", own.tensor_ranks * own.context_ranks)
     if cfg.data.seq_len % own.token_parts:
         found.append(
             f"data.seq_len={cfg.data.seq_len} cannot be shared out over {own.token_parts} ranks (context and, with "
@@ -126,7 +126,7 @@ def warnings(cfg: Config) -> list[str]:
         if own.stages and cfg.save.on_signal:
             return [f"{MODE} with stages saves no checkpoint when a signal ends it: the run cannot be resumed."]
         return []
-    if (own.tensor_size or 1) * (own.stages or 1) == 1:
+    if own.tensor_ranks * own.stage_ranks == 1:
         return []
     return [
         f"{MODE}: a rank is taken to compute nothing while it waits for what the ranks of its layers' matrices or a "

@@ -25,8 +25,8 @@ def idle_share(cfg: Config) -> float:
     for p ranks and m micro-batches (Huang et al. 2019, arXiv 1811.06965), and as with m v for v parts on each
     (Narayanan et al. 2021, arXiv 2104.04473)."""
     own = cfg.parallelism
-    waits = (own.stages or 1) - 1
-    return waits / ((cfg.accumulation.steps or 1) * (own.chunks or 1) + waits)
+    waits = own.stage_ranks - 1
+    return waits / ((cfg.accumulation.steps or 1) * own.parts_of_rank + waits)
 
 
 def problems(cfg: Config) -> list[str]:
@@ -44,7 +44,7 @@ def problems(cfg: Config) -> list[str]:
         found.append(
             f"parallelism.chunks is for parallelism.schedule=interleaved, not for {own.schedule}. Leave it out."
         )
-    parts = own.stages * (own.chunks or 1)
+    parts = own.stages * own.parts_of_rank
     if not cfg.model.pretrained and cfg.model.layers is not None and cfg.model.layers < parts:
         found.append(
             f"model.layers={cfg.model.layers} cannot be split into {parts} parts ({typed}). Change one of them."

@@ -122,7 +122,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         found += fsdp_rules.problems(cfg)
     elif kind == "pipeline":
         found += pipeline_rules.problems(cfg)
-    context = (cfg.parallelism.context or 1) > 1
+    context = cfg.parallelism.context_ranks > 1
     found += context_rules.problems(cfg) if context and not cfg.parallelism.one_process and kind != "mesh" else []
     if kind != "mesh":
         found += _of_one_problems(cfg)
