@@ -53,6 +53,16 @@ def test_what_is_searched_kept_and_allowed_is_said(search):
     assert "Optim changes the numbers that are computed, as fit.allow asks for." in present.heading(several)
 
 
+def test_a_note_names_the_rows_that_it_is_of_unless_that_is_all(search):
+    rows = [found(search, 200), found(search, 300)]
+    for row in rows:
+        row.record.warnings = ["the context is assumed"]
+    rows[1].record.warnings.append("a rank waits for others in 6% of the passes")
+    text = said(search, *rows)
+    assert text.count("the context is assumed") == 1 and "Note: the context is assumed" in text
+    assert "Note (row 2): a rank waits for others" in text
+
+
 def test_a_row_of_each_card_says_what_it_waits_for(search):
     rows = [found(search, 200), found(search, 300)]
     rows[0].record.speed.bound_by = "link"

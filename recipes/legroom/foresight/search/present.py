@@ -80,8 +80,10 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
     lines.append(f"\nPredicted; {_more_of_each(search)} says more of each. {predicted.LIKELY}")
     if search.base.parallelism.world_size > 1:
         lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
-    notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
-    lines += [f"Note: {note}" for note in notes]
+    notes = []
+    for number, found in enumerate(result.rows, 1):
+        notes += [(f"row {number}", note) for note in found.record.warnings]
+    lines += _grouped("Note", notes, len(result.rows))
     lines += [f"Refused: {why}" for why in result.refused]
     if result.left_out:
         lines.append("\nLayouts without a row; ratios and sizes are arithmetic unless it says estimated:")
@@ -268,7 +270,8 @@ def heading_of_places(planned: list[tuple[Place, SearchSpace]], refused: dict[Pl
     allowed = dict.fromkeys(lever for _, each in planned for lever in each.not_allowed)
     if allowed:
         lines.append(f"fit.allow=[{','.join(allowed)}] also searches what computes something else.")
-    lines += _grouped("Left out", ((place, line) for place, each in planned for line in each.left_out), len(planned))
+    left_out = [(place.label, line) for place, each in planned for line in each.left_out]
+    lines += _grouped("Left out", left_out, len(planned))
     lines += [f"Not searched: {place.label}: {' '.join(why)}" for place, why in refused.items()]
     return "\n".join(lines)
 
@@ -286,7 +289,7 @@ def report_of_places(done: list[Searched], options: Options, seconds: float) -> 
     fitting = [each for each in found if each.best.fits]
     if not fitting:
         lines.append("Nothing fits on any of them. What comes closest:")
-    lacking = [(each.place, line) for each in found for line in _of_the_evaluation(each.best)]
+    lacking = [(each.place.label, line) for each in found for line in _of_the_evaluation(each.best)]
     lines += _grouped("Does not fit", lacking, len(found))
     rows = [(each.search, each.best) for each in found]
     lines += ["", results_table(rows, [each.label for each in found]), ""]
@@ -301,7 +304,7 @@ def report_of_places(done: list[Searched], options: Options, seconds: float) -> 
     )
     if any(each.search.base.parallelism.world_size > 1 for each in found):
         lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
-    notes = ((each.place, _impersonal(note, each)) for each in found for note in each.best.record.warnings)
+    notes = ((each.place.label, _impersonal(note, each)) for each in found for note in each.best.record.warnings)
     return "\n".join([*lines, *_grouped("Note", notes, len(found))])
 
 
@@ -312,15 +315,18 @@ def _impersonal(note: str, searched: Searched) -> str:
     return note.replace(f"efficiencies of {gpu.chip}", "efficiencies of the GPU")
 
 
-def _grouped(word: str, lines: Iterable[tuple[Place, str]], places: int) -> list[str]:
-    """Lines that several GPUs have in common, once, with the GPUs that they are of."""
-    groups: dict[str, dict[Place, None]] = {}
-    for place, line in lines:
-        groups.setdefault(line, {})[place] = None
+def _grouped(word: str, lines: Iterable[tuple[str, str]], everything: int) -> list[str]:
+    """Lines of GPUs or of rows, (what it is of, the line): each once, with what it is of where that is not everything.
+
+    everything: how many GPUs or rows there are.
+    """
+    groups: dict[str, dict[str, None]] = {}
+    for of, line in lines:
+        groups.setdefault(line, {})[of] = None
     texts = []
-    for line, of in groups.items():
-        if len(of) == places:
+    for line, of_line in groups.items():
+        if len(of_line) == everything:
             texts.append(f"{word}: {line}")
         else:
-            texts.append(f"{word} ({', '.join(place.label for place in of)}): {line}")
+            texts.append(f"{word} ({', '.join(of_line)}): {line}")
     return texts
