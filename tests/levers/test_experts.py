@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import as_one
 import pytest
-import torch
 from conftest import compose
-from safetensors.torch import load_file
 
 from legroom.machine import host
 
@@ -32,13 +31,8 @@ def test_ranks_that_share_out_the_experts_train_as_one(train, alone, words):
     typed = {word.partition("=")[0] for word in words.split()}
     mode = [word for word in (*RANKS, "batch.per_device=2") if word.partition("=")[0] not in typed]
     run = train(*MIXED, "optim=sgd", "save.final=true", *mode, *words.split())
-    assert run.record.training.losses == pytest.approx(alone.record.training.losses, rel=1e-5)
-    assert run.record.evaluation.loss == pytest.approx(alone.record.evaluation.loss, rel=1e-5)
-    assert run.record.speed.model_flops_per_step == pytest.approx(alone.record.speed.model_flops_per_step, rel=1e-3)
-    ours, theirs = (load_file(each.folder / "model" / "model.safetensors") for each in (run, alone))
-    assert ours.keys() == theirs.keys()
-    for name, weight in theirs.items():
-        torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-6)
+    as_one.assert_trained_as_one(run, alone)
+    as_one.assert_same_flops(run, alone)
 
 
 @pytest.mark.slow

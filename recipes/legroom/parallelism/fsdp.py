@@ -34,11 +34,7 @@ def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> P
     no GPU ever holds all weights.
     """
     device = cfg.target.device
-    source = None
-    if collectives.rank_index() == 0:
-        source = build_model(weights=True)
-    with torch.device("meta"):
-        model = build_model(weights=False)
+    source, model = source_and_shape(build_model)
     shard(cfg, model, device)
     model.to_empty(device="cpu" if cfg.parallelism.cpu_offload else device)
     weights = {}
@@ -52,6 +48,16 @@ def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> P
     if cfg.target.on_gpu:
         torch.cuda.empty_cache()  # whole matrices were broadcast, one at a time
     return model
+
+
+def source_and_shape(build_model: Callable[..., PreTrainedModel]) -> tuple[PreTrainedModel | None, PreTrainedModel]:
+    """(the whole model with its weights, on the CPU of rank 0 alone; the same without memory, on every rank)."""
+    source = None
+    if collectives.rank_index() == 0:
+        source = build_model(weights=True)
+    with torch.device("meta"):
+        model = build_model(weights=False)
+    return source, model
 
 
 def _broadcast_buffers(model: nn.Module, source: nn.Module | None, device: str) -> None:

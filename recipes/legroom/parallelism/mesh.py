@@ -57,11 +57,7 @@ def build(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTraine
     a time.
     """
     device = cfg.target.device
-    source = None
-    if collectives.rank_index() == 0:
-        source = build_model(weights=True)
-    with torch.device("meta"):
-        model = build_model(weights=False)
+    source, model = fsdp.source_and_shape(build_model)
     split(cfg, model, device)
     model.to_empty(device=device)  # pyright: ignore[reportArgumentType]  # of nn.Module
     values = {} if source is None else _named(source)

@@ -10,12 +10,8 @@ MODE = "parallelism=mesh"
 SIZES = ("replicate_size", "shard_size", "tensor_size", "context", "stages")
 NONE_OF_ONE = ("tensor_size", "context", "stages")  # a group of one rank is none
 
-CONFLICTS = (
-    Conflict(MODE, "precision=fp16", ": numbers would overflow on one rank alone", "Choose precision=bf16."),
-    Conflict(MODE, "precision=fp8", " yet", "Choose precision=bf16."),
-    Conflict(MODE, "compile=true", " yet", "Leave compile out."),
-    Conflict(MODE, "model.attention=eager,flex_attention", "", "Choose sdpa."),
-    Conflict(MODE, "eval.precision=fp16,bf16", " yet", "Leave eval.precision out."),
+CONFLICTS = (  # beside those of pipelines, which a mesh has without stages, too
+    Conflict(MODE, "model.attention=eager", "", "Choose sdpa."),
     Conflict(MODE, "data.packing=true", " yet", "Leave data.packing out."),
 )
 

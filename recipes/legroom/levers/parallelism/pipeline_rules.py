@@ -9,14 +9,14 @@ from legroom.options.hooks import Conflict
 
 SINCE = {"torch": "2.13", "transformers": "5.23"}  # the first that were tried
 MOST_IDLE = 0.2  # of the passes, from which on a warning names what makes it less
-MODE = "parallelism=pipeline"
+MODES = "parallelism=pipeline,mesh"
 
 CONFLICTS = (
-    Conflict(MODE, "precision=fp16", ": numbers would overflow on one rank alone", "Choose precision=bf16."),
-    Conflict(MODE, "precision=fp8", " yet", "Choose precision=bf16."),
-    Conflict(MODE, "compile=true", " yet", "Leave compile out."),
-    Conflict(MODE, "model.attention=flex_attention", ", which is compiled", "Choose sdpa."),
-    Conflict(MODE, "eval.precision=fp16,bf16", " yet", "Leave eval.precision out."),
+    Conflict(MODES, "precision=fp16", ": numbers would overflow on one rank alone", "Choose precision=bf16."),
+    Conflict(MODES, "precision=fp8", " yet", "Choose precision=bf16."),
+    Conflict(MODES, "compile=true", " yet", "Leave compile out."),
+    Conflict(MODES, "model.attention=flex_attention", ", which is compiled", "Choose sdpa."),
+    Conflict(MODES, "eval.precision=fp16,bf16", " yet", "Leave eval.precision out."),
 )
 
 
